@@ -34,16 +34,16 @@ class AzureStore(CloudStore):
             return None
         service = fs.service_client
         endpoint, _, query = service.url.partition("?")
-        said: dict[str, Any] = {"endpoint": endpoint.rstrip("/"), "account_name": service.account_name}
-        said["skip_signature"] = service.credential is None and not query
+        options: dict[str, Any] = {"endpoint": endpoint.rstrip("/"), "account_name": service.account_name}
+        options["skip_signature"] = service.credential is None and not query
         key = getattr(service.credential, "account_key", None)
         if query:
-            said["credential_provider"] = lambda: {"sas_token": query, "expires_at": None}
+            options["credential_provider"] = lambda: {"sas_token": query, "expires_at": None}
         elif key is not None:
-            said["credential_provider"] = lambda: {"access_key": key, "expires_at": None}
+            options["credential_provider"] = lambda: {"access_key": key, "expires_at": None}
         elif service.credential is not None:
-            said["credential_provider"] = partial(_token, fs.loop, service.credential)
-        return ranges.Client(partial(ranges.azure_store, said))
+            options["credential_provider"] = partial(_token, fs.loop, service.credential)
+        return ranges.Client(partial(ranges.cloud_store, "AzureStore", options))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         # When a writer completes a blob, Azure discards the parts that other writers have sent for it.

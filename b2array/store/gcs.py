@@ -45,10 +45,10 @@ class GcsStore(CloudStore):
         if getattr(fs.credentials.credentials, "quota_project_id", None):  # it is billed, by another header
             return None
         is_anonymous = fs.credentials.credentials is None
-        said: dict[str, Any] = {"base_url": fs._location, "skip_signature": is_anonymous}
+        options: dict[str, Any] = {"base_url": fs._location, "skip_signature": is_anonymous}
         if not is_anonymous:
-            said["credential_provider"] = partial(_token, fs.credentials)
-        return ranges.Client(partial(ranges.gcs_store, said), tag="version", conditional=False)
+            options["credential_provider"] = partial(_token, fs.credentials)
+        return ranges.Client(partial(ranges.cloud_store, "GCSStore", options), tag="version", conditional=False)
 
     async def _get(
         self,

@@ -241,7 +241,7 @@ def client_of(fs: Hashable, describe: Callable[[], Client | None]) -> Client | N
 
 
 _clients: dict[Hashable, Client | None] = {}
-"""The clients by file system. A forked process keeps those of its parent, and must not free their objects."""
+"""The clients by file system. A forked process keeps its parent's clients, and must not free their objects."""
 
 
 def http_store(headers: Mapping[str, str], origin: str) -> Any:
@@ -252,25 +252,11 @@ def http_store(headers: Mapping[str, str], origin: str) -> Any:
     return HTTPStore(origin, **{**CONFIGURATION, "client_options": options})
 
 
-def s3_store(said: Mapping[str, Any], bucket: str) -> Any:
-    """Return obstore's store for a bucket of S3."""
-    from obstore.store import S3Store
+def cloud_store(kind: str, options: Mapping[str, Any], bucket: str) -> Any:
+    """Return obstore's store for a bucket, by the name of its class, such as "S3Store"."""
+    from obstore import store
 
-    return S3Store(bucket, **CONFIGURATION, **said)
-
-
-def gcs_store(said: Mapping[str, Any], bucket: str) -> Any:
-    """Return obstore's store for a bucket of Google Cloud Storage."""
-    from obstore.store import GCSStore
-
-    return GCSStore(bucket, **CONFIGURATION, **said)
-
-
-def azure_store(said: Mapping[str, Any], container: str) -> Any:
-    """Return obstore's store for a container of Azure."""
-    from obstore.store import AzureStore
-
-    return AzureStore(container, **CONFIGURATION, **said)
+    return getattr(store, kind)(bucket, **CONFIGURATION, **options)
 
 
 def is_plain(path: str) -> bool:

@@ -63,7 +63,7 @@ class S3Store(CloudStore):
         if configuration.use_fips_endpoint or configuration.use_dualstack_endpoint or _has_keys_of_objects():
             return None
         region = "us-east-1" if meta.region_name in (None, "aws-global") else meta.region_name
-        said: dict[str, Any] = {
+        options: dict[str, Any] = {
             "endpoint": meta.endpoint_url,
             "region": region,
             "request_payer": bool(fs.requester_pays),
@@ -72,8 +72,8 @@ class S3Store(CloudStore):
             "virtual_hosted_style_request": False,
         }
         if not fs.anon:
-            said["credential_provider"] = await _credentials(fs)
-        return ranges.Client(partial(ranges.s3_store, said))
+            options["credential_provider"] = await _credentials(fs)
+        return ranges.Client(partial(ranges.cloud_store, "S3Store", options))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if _code(error) == "NoSuchBucket":
