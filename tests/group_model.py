@@ -12,9 +12,9 @@ operation has written. So each row that a reader sees says which operation wrote
 What a transaction has read, and did not change, counts as a look that began when its commit did.
 
 The workers themselves compare the members of the pair, which are only changed together, the variables of a dataset that
-xarray writes, old handles with what they have shown before, and snapshots with what their message says. On local disks
-there is a group inside the group, with a manifest and members of its own, that is changed and read in the same ways,
-and read through the outer group as well. Run as a program, this begins worker processes.
+xarray writes, old handles with what they have shown before, and snapshots with what their message says. On local disks,
+a separate group with a manifest is inside the group. It is changed and read in the same ways, and the outer group's
+handles read it as well. Run as a program, this begins worker processes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PLAIN = "e"
 NAMES = (*PAIR, *SINGLES, PLAIN)
 
 MOUNT = "m/"
-"""Begins the names of members of the group inside the group, which are those of `NAMES` again."""
+"""The prefix of the inner group's members, which have the names in `NAMES`."""
 ALL_NAMES = (*NAMES, *(MOUNT + name for name in NAMES))
 
 DATASET = "x"

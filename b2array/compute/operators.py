@@ -202,7 +202,7 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
         size = math.prod(shape)
     except ValueError:
         size = a.size  # matrices, or shapes for which NumPy raises below
-    # A number such as 2 takes the array's type, whatever the size of its own.
+    # A Python number such as 2 is converted to the array's type, even if its own type is wider.
     other_itemsize = other.itemsize if np.ndim(other) else 0
     nbytes = size * max(a.itemsize, other_itemsize)
     free = free_nbytes()

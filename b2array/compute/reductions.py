@@ -159,7 +159,7 @@ def _reduce(
         view_shape = mapping.lengths  # `a` may change in the meantime
         ndim = len(view_shape)
         if 0 in view_shape:
-            # NumPy's function returns the right result for an empty array, or raises its error if there is none.
+            # For an empty array, NumPy's function returns the right result, or raises the right error.
             nothing = np.empty(view_shape, layout.dtype)
             return function(nothing, axis=axis, keepdims=keepdims, **arguments)
         kind = _result_dtype(

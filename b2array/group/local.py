@@ -309,7 +309,7 @@ class LocalGroup:
     def _members_of_mount(self, name: str) -> dict[str, str]:
         """List an inner group; return the paths of its members by their names, both relative to this group.
 
-        Its embedded members are left out.
+        The result does not include embedded members.
         """
         mount = self.mount_of(f"{name}/")
         if mount is None:

@@ -296,7 +296,7 @@ def _update_state(
 
 
 def _copy_states(view: LocalGroup, revision: Snapshot, pins: Sequence[Pin]) -> RetiredFrame | None:
-    """Copy the states of a member that snapshots need to a retired frame; None if there are none to copy.
+    """Copy the states of a member that snapshots need to a retired frame; None if snapshots need no state.
 
     An error names the snapshots that the user can drop to delete the member.
     """

@@ -160,7 +160,7 @@ class Table:
             raise prefix_error(self.url, error) from error
 
     def _read_schema(self) -> dict[str, Mapping[str, Any]]:
-        """Read the description of each column, by the name of the column; FormatError if there is none.
+        """Read the description of each column, by the column's name; FormatError for an invalid description.
 
         Computed columns are included, with the kind "computed".
         """

@@ -264,7 +264,7 @@ def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.
 
 
 def _list_numbers(mark: Any) -> list[Any]:
-    """List the numbers of a mark, which may be an array of several. NaN is left out, since it equals no number."""
+    """List the numbers of a mark, which may be an array of several. NaN is omitted, because it equals no number."""
     return [number for number in np.ravel(mark) if number.dtype.kind in "iuf" and not np.isnan(number)]
 
 

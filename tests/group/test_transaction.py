@@ -73,7 +73,7 @@ def test_members_below_a_prefix_are_deleted_first(url: str) -> None:
 
 @pytest.mark.parametrize("kind", [LocalTransaction, RowTransaction, GroupFork])
 def test_what_collects_changes_of_a_group_stays_small(kind: type) -> None:
-    """Methods and fields count with those of the bases: a class that does everything can be understood by nobody."""
+    """The counts include inherited methods and fields. Nobody can understand a class that does everything."""
     methods: set[str] = set()
     fields: set[str] = set()
     for base in kind.__mro__:
