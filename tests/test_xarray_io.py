@@ -223,14 +223,44 @@ def published(http: RangeServer, path: Path) -> str:
 
 
 def many(number: int = 12) -> xr.Dataset:
+    """Return a dataset whose variables are too large to be read with their indexes, in one request."""
     rng = np.random.default_rng(number)
-    variables = {f"v{n}": (("time", "y", "x"), rng.normal(size=(6, 20, 30)).astype("f4")) for n in range(number)}
-    return xr.Dataset(variables, {"time": pd.date_range("2026-01-01", periods=6, freq="6h"), "x": np.arange(30.0)})
+    variables = {f"v{n}": (("time", "y", "x"), rng.normal(size=(6, 20, 200)).astype("f4")) for n in range(number)}
+    return xr.Dataset(variables, {"time": pd.date_range("2026-01-01", periods=6, freq="6h"), "x": np.arange(200.0)})
 
 
 def packed(ds: xr.Dataset) -> dict[str, dict[str, object]]:
     """Return encodings so that xarray has to decode each variable."""
     return {name: {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -(2**15)} for name in ds.data_vars}
+
+
+def test_a_dataset_is_opened_in_two_waves_of_requests(http: RangeServer, tmp_path: Path) -> None:
+    ds = many().assign_coords(y=np.arange(20), start=("time", pd.date_range("2025-01-01", periods=6)))
+    to_b2array(ds, tmp_path / "w.b2d")
+    url = published(http, tmp_path / "w.b2d")
+    opened = []
+
+    def open_dataset() -> None:
+        http.requests.clear()
+        http.depth = 0
+        opened.append(xr.open_dataset(url, engine=ENGINE, drop_variables="y"))
+
+    # The group is read in the first wave, and the coordinates in the second one, with all their items.
+    assert fewest_waves(http, open_dataset, 2) == 2
+    members = {path.rpartition(".b2nd")[0].rpartition("/")[2] for _, path, _ in http.requests if ".b2nd" in path}
+    assert members == {"time", "x", "start"}
+    http.requests.clear()
+    xr.testing.assert_identical(opened[-1].coords.to_dataset().load(), ds.drop_vars("y").coords.to_dataset())
+    assert not http.requests
+
+
+def test_a_coordinate_that_cannot_be_read_fails_only_if_xarray_reads_it(tmp_path: Path, http: RangeServer) -> None:
+    to_b2array(many(2), tmp_path / "w.b2d")
+    url = published(http, tmp_path / "w.b2d")
+    http.statuses["w.b2d/x.b2nd"] = 500
+    with pytest.raises(OSError, match=r"x\.b2nd"):
+        xr.open_dataset(url, engine=ENGINE)
+    assert xr.open_dataset(url, engine=ENGINE, create_default_indexes=False).sizes["x"] == 200
 
 
 @pytest.mark.parametrize("call", [xr.Dataset.load, xr.Dataset.compute, xr.Dataset.copy])

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config
-from b2array.buffers import Buffer
+from b2array.buffers import Buffer, scratch
 from b2array.codec.header import Special
 from b2array.errors import (
     B2ArrayError,
@@ -48,6 +48,7 @@ from b2array.store.base import (
     read_whole,
     says_more,
     stale_reader,
+    too_short,
     where,
 )
 from b2array.store.spans import Span
@@ -74,6 +75,8 @@ __all__ = [
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
 """The numbers of bytes read from the beginning and from the end of a file in the first wave of requests."""
+_MOST_CONTENTS = 16 * 2**10
+"""A frame of at most this many bytes stays in memory if the first wave of requests has read all of it."""
 _PICKLED_NBYTES = 2**16
 """Pickles leave out tables of sizes with more bytes, if only writers need them."""
 _MANY_CHUNKS = 2**18
@@ -118,6 +121,8 @@ class Snapshot(Source):
         For a state that is kept under a name, its entry in the frame's ledger.
     ends : tuple of Tail
         The ends of the file that were read with the index.
+    contents : bytes
+        All bytes of a small contiguous frame, if they were read with the index; then no read asks the store.
     again : callable, optional
         Reads the state again by the manifest of its local group. It is set if the group has committed the state but not
         applied it yet, so that the store may still have an earlier state. With ``carries_out``, it applies the state
@@ -139,6 +144,7 @@ class Snapshot(Source):
     header: bytes = b""
     at: Kept | None = None
     ends: tuple[Tail, ...] = ()
+    contents: bytes = b""
     again: Callable[..., Snapshot] | None = None
     member: Member | None = None
     index: str = ""
@@ -164,10 +170,16 @@ class Snapshot(Source):
             expected = Version(expected.tag, expected.state, *self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
-        object.__setattr__(self, "is_local", self.store.can.local)
+        object.__setattr__(self, "is_local", self.store.can.local or bool(self.contents))
         object.__setattr__(self, "_expected", expected)
         # Other software writes no checksums, and changes chunks in their places.
-        unchecked = self.is_local and not self.store.in_process and self.version is not None and not is_ours
+        unchecked = (
+            self.store.can.local
+            and not self.contents
+            and not self.store.in_process
+            and self.version is not None
+            and not is_ours
+        )
         object.__setattr__(self, "_is_unchecked", unchecked)
         object.__setattr__(self, "cache_key", self._new_cache_key(is_ours=is_ours))
 
@@ -291,6 +303,8 @@ class Snapshot(Source):
         clip: bool = False,
     ) -> list[memoryview]:
         """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
+        if self.contents:
+            return [self._view(span, clip=clip) for span in spans]
         views = self.store.read(spans, expected=self._expected, clip=clip)
         if self._is_unchecked:
             self._require_unchanged()
@@ -303,9 +317,23 @@ class Snapshot(Source):
         nbytes: int,
     ) -> memoryview:
         """Read each span to its place in one buffer, whose memory is reused after the last reference to it is gone."""
+        if self.contents:
+            buffer = scratch("contents", nbytes, _MOST_CONTENTS).data
+            for span, place in zip(spans, places, strict=True):
+                view = self._view(span, clip=False)
+                buffer[place : place + len(view)] = view
+            return buffer
         view = self.store.gather(spans, places, nbytes, expected=self._expected)
         if self._is_unchecked:
             self._require_unchanged()
+        return view
+
+    def _view(self, span: Span, *, clip: bool) -> memoryview:
+        """Return bytes of a frame that is in memory; FormatError if the frame ends before them."""
+        _, start, stop = span
+        view = memoryview(self.contents)[start - self.start : stop - self.start]
+        if len(view) < stop - start and not clip:
+            raise too_short(self.url, start, stop, len(view))
         return view
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -352,7 +380,13 @@ def _unpickle(
     return Snapshot(store, state, start, version, generation, at=at, again=again, member=member, index=name)
 
 
-def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
+def load(
+    store: Store,
+    *,
+    start: int = 0,
+    bare: bool = False,
+    keep: bool = False,
+) -> Snapshot:
     """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
 
     One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB of the file
@@ -367,13 +401,17 @@ def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
         The offset of the frame in its file.
     bare : bool
         Whether to leave out index and layout, because the caller only opens kept states of the frame.
+    keep : bool
+        Whether the snapshot of a small frame keeps all bytes of the frame, if they were read with the index. Groups
+        open their members so: xarray, for example, reads the coordinates of a dataset at once. Other handles ask the
+        store for items, and so notice that something else has replaced the file.
 
     Raises
     ------
     FileNotFoundError
         There is no frame, or the group does not list it any more.
     """
-    return _follow_group(load_published(store, start=start, bare=bare), bare=bare)
+    return _follow_group(load_published(store, start=start, bare=bare, keep=keep), bare=bare)
 
 
 def load_published(
@@ -381,6 +419,7 @@ def load_published(
     *,
     start: int = 0,
     bare: bool = False,
+    keep: bool = False,
     sparse: bool | None = None,
 ) -> Snapshot:
     """Read the frame that a store holds, even if its group lists another state. Raises the errors of `load`.
@@ -394,8 +433,8 @@ def load_published(
     for _ in range(config.retries):
         # Another writer may have changed the file between two waves of requests: try again.
         with suppress(ConflictError):
-            return _load(store, start, bare=bare, sparse=sparse)
-    return _load(store, start, bare=bare, sparse=sparse)
+            return _load(store, start, bare=bare, keep=keep, sparse=sparse)
+    return _load(store, start, bare=bare, keep=keep, sparse=sparse)
 
 
 # Members of groups in object stores.
@@ -473,7 +512,7 @@ def load_member(
             return copy
     try:
         # A row that was made from a list of files may have the wrong kind of frame.
-        published = load_published(store, sparse=row.sparse if row.revision else None)
+        published = load_published(store, keep=True, sparse=row.sparse if row.revision else None)
     except (FileNotFoundError, NotADirectoryError):
         if not row.revision:
             raise
@@ -496,7 +535,7 @@ def _follow_mount(published: Snapshot, row: Row) -> Snapshot | None:
 def _published_copy(member: Member, row: Row) -> Snapshot | None:
     """Return the published copy of a revision whose index is damaged or missing; None if another state is published."""
     try:
-        published = load_published(member.group.below(row.path), sparse=row.sparse)
+        published = load_published(member.group.below(row.path), keep=True, sparse=row.sparse)
     except (OSError, B2ArrayError):
         # The caller raises the error of the revision.
         return None
@@ -539,7 +578,7 @@ def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
     (head,) = store.head([name], _FIRST_READ)
     if isinstance(head, Exception):
         raise head
-    revision = _parse(store, name, 0, head.data, head.version, head.unique, bare=bare)
+    revision = _parse(store, name, 0, head.data, head.version, head.unique, bare=bare, keep=True)
     if revision.generation != row.revision:
         raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
     return replace(revision, member=member, index=name)
@@ -550,6 +589,7 @@ def _load(
     start: int,
     *,
     bare: bool,
+    keep: bool,
     in_one_wave: bool = True,
     sparse: bool | None = None,
 ) -> Snapshot:
@@ -576,14 +616,14 @@ def _load(
         name, head = objects[-1]
     version = head.version
     if tail is None or name or tail.version != version:
-        return _parse(store, name, start, head.data, version, head.unique, bare=bare)
+        return _parse(store, name, start, head.data, version, head.unique, bare=bare, keep=keep)
     try:
-        return _parse(store, name, start, head.data, version, head.unique, tail, bare=bare)
+        return _parse(store, name, start, head.data, version, head.unique, tail, bare=bare, keep=keep)
     except FormatError:
         if version:
             raise
         # Without versions, only this error shows that the beginning and the end belong to different states.
-        return _load(store, start, bare=bare, in_one_wave=False)
+        return _load(store, start, bare=bare, keep=keep, in_one_wave=False)
 
 
 def find_frame(store: Store) -> Snapshot | None:
@@ -781,6 +821,7 @@ def _unpack_kept(revision: Snapshot, entry: Kept, packed: Buffer) -> Snapshot:
         entry.generation.hex(),
         revision.unique,
         at=entry,
+        contents=revision.contents,
         again=revision.again,
         member=revision.member,
         index=revision.index,
@@ -822,7 +863,7 @@ def load_from_header(
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
-    return _parse(store, FRAME_NAME if sparse else "", 0, memoryview(data), version, unique)
+    return _parse(store, FRAME_NAME if sparse else "", 0, memoryview(data), version, unique, keep=True)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
@@ -855,6 +896,7 @@ def _parse(
     end: Tail | None = None,
     *,
     bare: bool = False,
+    keep: bool = False,
 ) -> Snapshot:
     try:
         header_len = header_nbytes(data)
@@ -884,7 +926,9 @@ def _parse(
     # The indexes of kept states are often in the bytes that were just read, which spares a wave of requests.
     if state.annotations.kept and not (name or store.can.local):
         ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)
-    return Snapshot(store, state, start, version, generation, unique, header, ends=ends)
+    is_complete = not name and stop <= len(data)
+    contents = bytes(data[:stop]) if keep and is_complete and stop <= _MOST_CONTENTS else b""
+    return Snapshot(store, state, start, version, generation, unique, header, ends=ends, contents=contents)
 
 
 def _has_tail(end: Tail, first: int, stop: int) -> bool:

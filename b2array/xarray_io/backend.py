@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -274,10 +274,26 @@ def _decode(node: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> 
         # Read the attributes first: a commit in between then shows with its own attributes, and none is missing.
         attrs, where = dict(node.attrs), node.url
         members = arrays_of(node)
+    loading.open_together(_arrays_to_read(members, decoding.get("drop_variables")))
     ds = StoreBackendEntrypoint().open_dataset(MemberStore(members, attrs), **decoding)
     ds.set_close(None)  # nothing is open, and a pickle of the dataset must not contain the arrays
     ds.encoding["source"] = where
     return ds
+
+
+def _arrays_to_read(members: Mapping[str, NDArray], dropped: str | Iterable[str] | None) -> list[NDArray]:
+    """List the remote arrays that xarray reads to open a dataset, for indexes and to decode times."""
+    without = {dropped} if isinstance(dropped, str) else set(dropped or ())
+    arrays = []
+    for name, array in members.items():
+        if array._handle.store.can.local or name in without:
+            continue
+        units = array.attrs.get("units")
+        has_times = isinstance(units, str) and "since" in units
+        has_index = dims_of(name, array) == (name,)
+        if has_times or has_index:
+            arrays.append(array)
+    return arrays
 
 
 def _walk(node: Group | NDArray, path: str) -> Iterator[tuple[str, Group | NDArray]]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
@@ -22,8 +23,9 @@ from xarray.core import indexing
 from b2array import threads
 from b2array.array.array import NDArray
 from b2array.array.many import read_many
+from b2array.errors import B2ArrayError
 
-__all__ = ["MOST_NBYTES", "read"]
+__all__ = ["MOST_NBYTES", "open_together", "read"]
 
 MOST_NBYTES = 2**28
 """The maximum size, in bytes, of variables read together: all are in memory before the first one is decoded."""
@@ -83,6 +85,20 @@ def read(lazy: Lazy, key: indexing.ExplicitIndexer) -> Any:
         asked, answer = _state.answered
         return answer if question.is_same(asked) else _read_alone(question)
     return _read_with_others(question)
+
+
+def open_together(arrays: Sequence[NDArray]) -> None:
+    """Open remote members with one wave of requests, before xarray reads one after the other.
+
+    An error does not matter here: xarray meets the error again if it reads the array.
+    """
+    for _ in threads.ahead(_try_to_open, arrays, min(len(arrays), _OPENED_AT_ONCE)):
+        pass
+
+
+def _try_to_open(array: NDArray) -> None:
+    with suppress(B2ArrayError, OSError):
+        array._handle.at_snapshot()
 
 
 def _read_alone(question: _Question) -> Any:
