@@ -8,6 +8,7 @@ a selection is a product of factors, as `b2array.grid.partition` cuts it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -58,7 +59,7 @@ WINDOW_CHUNKS = 4096
 """A window is full with so many bytes, or with so many chunks."""
 WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
-_LEAST_SHARED = 2**20
+_LEAST_SHARED = 2**19
 """Threads share a read that decodes at least this many bytes of a chunk. With fewer, they would mostly wait."""
 _MAX_SCRATCH = 4 * decode.STEP_NBYTES
 _SHARE = 8
@@ -515,4 +516,10 @@ class ChunkReader(NamedTuple):
             if following is None or following.tile is not tile or following.row != end:
                 runs.append(tile.pick(slice(row, end), layout.blocks, layout.dtype, within))
                 start = stop
-        return runs[0] if len(runs) == 1 else np.concatenate(runs)
+        if len(runs) == 1:
+            return runs[0]
+        # New memory for whole blocks would cost as much as the copy itself.
+        shape = (len(numbers), *runs[0].shape[1:])
+        nbytes = math.prod(shape) * layout.itemsize
+        joined: Array = np.ndarray(shape, layout.dtype, scratch("joined", nbytes, _MAX_SCRATCH))
+        return np.concatenate(runs, out=joined)
