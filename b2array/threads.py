@@ -24,7 +24,7 @@ from numcodecs import blosc
 
 from b2array import config
 
-__all__ = ["Answer", "ahead", "alone", "each", "result", "spread", "width"]
+__all__ = ["Answer", "ahead", "alone", "each", "is_worker", "result", "spread", "width"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,13 +41,15 @@ class _ThreadState(threading.local):
 _here = _ThreadState()
 
 
+def is_worker() -> bool:
+    """Return whether the caller probably runs several calls at a time: in other threads, or in other processes."""
+    return threading.current_thread() is not threading.main_thread() or parent_process() is not None
+
+
 def width() -> int:
     """Return the number of threads for a call from this thread."""
-    main = threading.main_thread()
-    if threading.current_thread() is not main or parent_process() is not None:
-        return 1
     # A call that interrupts `each` there would wait forever. While the interpreter exits, no thread can start.
-    if _here.taking or not main.is_alive():
+    if is_worker() or _here.taking or not threading.main_thread().is_alive():
         return 1
     return max(1, config.threads)
 

@@ -64,6 +64,9 @@ _LEAST_SHARED = 2**19
 _MAX_SCRATCH = 4 * decode.STEP_NBYTES
 _SHARE = 8
 """A read uses the cache only if its result is at most 1/8 of the cache."""
+_WORKERS_SHARE = 64
+"""A worker's read is usually a piece of a larger one, as in a graph of dask. Local pieces that are larger than 1/64 of
+the cache are decoded into the result: the cache would soon evict them, and touching its memory takes time."""
 _MOST_KEPT = 2
 """One read keeps its first blocks, up to 1/2 of the cache. More of them would evict each other."""
 
@@ -125,7 +128,8 @@ def make_reader(
     nbytes: int = 0,
 ) -> ChunkReader:
     """Return a reader that plans and carries out a read; the parameters are the ones of `read`."""
-    is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
+    share = _WORKERS_SHARE if source.is_local and threads.is_worker() else _SHARE
+    is_small = max(box.nbytes, nbytes) <= config.cache_bytes // share
     # The chunks of a transaction can change, so their blocks have no key.
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     # Slices have a faster route through the tiling than index arrays.

@@ -11,6 +11,7 @@ import tracemalloc
 import weakref
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -414,3 +415,23 @@ def test_the_cache_keeps_its_blocks_while_it_is_switched_off(monkeypatch):
         assert a[1, 30] == noise(0)[1, 30]
     monkeypatch.setattr(read, "fetch", lambda *_: pytest.fail("the cache has the block"))
     assert a[4, 30] == noise(0)[4, 30]
+
+
+@pytest.mark.parametrize(("nitems", "is_kept"), [(2**17, True), (2**18, False)])
+def test_a_large_piece_that_a_worker_reads_stays_out_of_the_cache(tmp_path, nitems, is_kept):
+    b2array.asarray(np.arange(2**20), url=tmp_path / "a.b2nd", chunks=2**17, blocks=2**14).close()
+    a = b2array.open(tmp_path / "a.b2nd")
+    with config.using(cache_bytes=64 * 2**20):
+        with ThreadPoolExecutor(1) as pool:
+            values = pool.submit(lambda: a[:nitems]).result()
+        assert np.array_equal(values, np.arange(nitems))
+        assert bool(cached_blocks(a)) == is_kept
+        a[:nitems]
+        assert len(cached_blocks(a)) == nitems // 2**14
+
+
+def cached_blocks(a):
+    """Return the blocks of an array that are in the cache."""
+    source = a._handle.snapshot
+    numbers = range(a._layout.nblocks)
+    return [entry for n in range(a.nchunks) for entry in cache.blocks.get_many((source.cache_key, n), numbers).values()]
