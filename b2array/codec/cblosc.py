@@ -76,6 +76,7 @@ _LONGEST_PLAIN_ZSTD = 2**20
 _RAW_CHUNK_NBYTES = 2**20
 """The number of bytes that C-Blosc 1 unshuffles at a time, while they are still in the processor's cache."""
 _MAX_ASSEMBLY = 8 * 2**20
+_MOST_NOTED = 64
 _LEAST_BLOSCLZ = 3
 """The minimum level of BloscLZ: at lower levels, C-Blosc 1 does not compress some streams that C-Blosc2 compresses."""
 _SMALL_STREAM = 4096
@@ -170,25 +171,44 @@ def decode(
     if is_zstd and params.neblock <= LONGEST_ZSTD:
         _decode_shuffled_zstd(params, region, starts, stops, out)
         return
-    # Data with runs have runs in nearly every block. If the first block has no runs, skip the search in the others.
-    of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
-    if all(csize > 0 for _, csize in of_first):
-        try:
-            _decode_as_is(params, region, starts, stops, out)
-        except FormatError:
-            pass
-        else:
+    # In data with runs, most chunks have some, and a chunk with a run would be decoded up to there in vain. So expect
+    # runs after a chunk with runs, and none after a chunk without, unless the first block has some.
+    if params not in _with_runs:
+        of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
+        if all(csize > 0 for _, csize in of_first):
+            try:
+                _decode_as_is(params, region, starts, stops, out)
+            except FormatError:
+                pass
+            else:
+                return
+    if margin and not region.readonly:
+        nblocks_grown = _expand_runs_in_place(params, region, starts, stops, margin)
+        if nblocks_grown is not None:
+            _note_runs(params, has_runs=nblocks_grown > 0)
+            grown = [stop + margin for stop in stops]
+            _decode_as_is(params, region, starts, grown, out)
             return
-    if margin and not region.readonly and _expand_runs_in_place(params, region, starts, stops, margin):
-        grown = [stop + margin for stop in stops]
-        _decode_as_is(params, region, starts, grown, out)
-        return
     runs = _runs_in(params, region, starts, stops)
+    _note_runs(params, has_runs=bool(runs))
     if runs:
         chunk = _splice(params, region, starts, stops, runs, out.nbytes)
         _decompress(chunk, out)
     else:
         _decode_as_is(params, region, starts, stops, out)
+
+
+_with_runs: set[Blosc1Params] = set()
+"""The parameters of blocks whose last chunk had runs."""
+
+
+def _note_runs(params: Blosc1Params, *, has_runs: bool) -> None:
+    if not has_runs:
+        _with_runs.discard(params)
+        return
+    if len(_with_runs) >= _MOST_NOTED:
+        _with_runs.clear()
+    _with_runs.add(params)
 
 
 def _decode_as_is(
@@ -278,8 +298,8 @@ def _expand_runs_in_place(
     starts: Sequence[int],
     stops: Sequence[int],
     margin: int,
-) -> bool:
-    """Replace runs with streams of the codec in place; return False if the margin is too small."""
+) -> int | None:
+    """Replace runs with streams of the codec in place; return in how many blocks, or None if a block has no room."""
     # Change nothing before it is certain that all blocks have room, so that the caller can still copy them.
     ends = []
     nstreams = params.nstreams
@@ -299,11 +319,11 @@ def _expand_runs_in_place(
                 pieces.append(encode_run(params.fmt, neblock, -csize))
         end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if first + len(end) > stop + margin:
-            return False
+            return None
         ends.append((first, end))
     for at, end in ends:
         region[at : at + len(end)] = end
-    return True
+    return len(ends)
 
 
 def _decode_shuffled_zstd(

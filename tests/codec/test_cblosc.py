@@ -118,6 +118,28 @@ def test_runs_decode_within_the_margin_behind_blocks_and_change_nothing_else(fmt
             assert writable == region
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+@given(st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=2, max_size=6), st.booleans())
+def test_chunks_with_runs_and_without_decode_in_any_order(
+    fmt: CodecFormat, chunks: list[list[bool]], writable: bool
+) -> None:
+    neblock = 1024
+    raw = bytes(n * 31 % 256 for n in range(neblock))
+    params = Blosc1Params(fmt, 3, cblosc.NOSHUFFLE, split=True, block_nbytes=3 * neblock)
+    margin = cblosc.margin_behind(fmt, 3, 3 * neblock)
+    for are_runs in chunks:
+        streams = [struct.pack("<iB", -9, 1) if is_run else struct.pack("<i", neblock) + raw for is_run in are_runs]
+        blocks = [b"".join(streams[n : n + 3]) for n in range(0, len(streams), 3)]
+        starts, stops, region = [], [], bytes(cblosc.margin_in_front(len(blocks)))
+        for block in blocks:
+            starts.append(len(region))
+            stops.append(len(region) + len(block))
+            region += block + bytes(margin)
+        out = np.empty(len(are_runs) * neblock, np.uint8)
+        cblosc.decode(params, memoryview(bytearray(region) if writable else region), starts, stops, out, margin=margin)
+        assert out.tobytes() == b"".join(b"\x09" * neblock if is_run else raw for is_run in are_runs)
+
+
 @pytest.mark.crossed
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("split", [True, False])
