@@ -95,8 +95,13 @@ class Reads:
 
     def __init__(self, directory: Path, data: np.ndarray) -> None:
         self.data, self.ours, self.theirs = data, directory / "a.b2nd", str(directory / "b.b2nd")
-        self.a = b2array.asarray(data, url=self.ours)
-        self.b = blosc2.asarray(data, urlpath=self.theirs, mode="w")
+        # Equal shapes and codecs, so that only the programs differ.
+        equal = {"chunks": CHUNKS, "blocks": BLOCKS}
+        self.a = b2array.asarray(
+            data, url=self.ours, cparams=b2array.CParams("zstd", CLEVEL, filters="shuffle"), **equal
+        )
+        parameters = {"codec": blosc2.Codec.ZSTD, "clevel": CLEVEL}
+        self.b = blosc2.asarray(data, urlpath=self.theirs, mode="w", cparams=parameters, **equal)
         self.bare: dict[str, Bare] = {}
         self.rng = np.random.default_rng(0)
 
