@@ -215,6 +215,8 @@ def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[Ch
 def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
     """Yield the number of requests and of bytes for each wave."""
     if isinstance(source, Snapshot):
+        if source.contents:
+            return  # the first request has read the whole frame
         # Count on a copy: caching heads here would make the real read cheaper.
         apart = replace(source)
         apart.heads.update(source.heads)

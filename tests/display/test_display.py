@@ -218,6 +218,21 @@ def test_the_plan_of_a_read_is_what_the_read_does(
     parsed(plan._repr_html_())
 
 
+def test_a_small_member_is_read_with_its_index_and_needs_no_more_requests(tmp_path: Path, http: RangeServer) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["a"] = np.arange(100)
+    group.consolidate()
+    http.objects.update({f"g.b2d/{file.name}": file.read_bytes() for file in (tmp_path / "g.b2d").iterdir()})
+    array = b2array.open_group(http.url_of("g.b2d"))["a"]
+    with b2array.config.using(cache_bytes=0):
+        assert array.explain(np.s_[:1]).result_nbytes == 8
+        http.requests.clear()
+        plan = array.explain(np.s_[3:5])
+        assert (plan.blocks, plan.cached, plan.requests, plan.nbytes) == (1, 0, 0, 0)
+        assert array[3:5].tolist() == [3, 4]
+    assert not http.requests
+
+
 def test_a_plan_counts_chunks_and_blocks_and_draws_them(a: b2array.NDArray) -> None:
     plan = a.explain(np.s_[3:17, ::40])
     assert (plan.chunks, plan.blocks, plan.cached) == (2, 8, 0)
