@@ -385,7 +385,7 @@ def load(
     *,
     start: int = 0,
     bare: bool = False,
-    keep: bool = False,
+    with_contents: bool = False,
 ) -> Snapshot:
     """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
 
@@ -401,9 +401,9 @@ def load(
         The offset of the frame in its file.
     bare : bool
         Whether to leave out index and layout, because the caller only opens kept states of the frame.
-    keep : bool
+    with_contents : bool
         Whether the snapshot of a small frame keeps all bytes of the frame, if they were read with the index. Groups
-        open their members so: xarray, for example, reads the coordinates of a dataset at once. Other handles ask the
+        open their members this way, because readers such as xarray need coordinates at once. Other handles ask the
         store for items, and so notice that something else has replaced the file.
 
     Raises
@@ -411,7 +411,7 @@ def load(
     FileNotFoundError
         There is no frame, or the group does not list it any more.
     """
-    return _follow_group(load_published(store, start=start, bare=bare, keep=keep), bare=bare)
+    return _follow_group(load_published(store, start=start, bare=bare, with_contents=with_contents), bare=bare)
 
 
 def load_published(
@@ -419,7 +419,7 @@ def load_published(
     *,
     start: int = 0,
     bare: bool = False,
-    keep: bool = False,
+    with_contents: bool = False,
     sparse: bool | None = None,
 ) -> Snapshot:
     """Read the frame that a store holds, even if its group lists another state. Raises the errors of `load`.
@@ -433,8 +433,8 @@ def load_published(
     for _ in range(config.retries):
         # Another writer may have changed the file between two waves of requests: try again.
         with suppress(ConflictError):
-            return _load(store, start, bare=bare, keep=keep, sparse=sparse)
-    return _load(store, start, bare=bare, keep=keep, sparse=sparse)
+            return _load(store, start, bare=bare, with_contents=with_contents, sparse=sparse)
+    return _load(store, start, bare=bare, with_contents=with_contents, sparse=sparse)
 
 
 # Members of groups in object stores.
@@ -512,7 +512,7 @@ def load_member(
             return copy
     try:
         # A row that was made from a list of files may have the wrong kind of frame.
-        published = load_published(store, keep=True, sparse=row.sparse if row.revision else None)
+        published = load_published(store, with_contents=True, sparse=row.sparse if row.revision else None)
     except (FileNotFoundError, NotADirectoryError):
         if not row.revision:
             raise
@@ -535,7 +535,7 @@ def _follow_mount(published: Snapshot, row: Row) -> Snapshot | None:
 def _published_copy(member: Member, row: Row) -> Snapshot | None:
     """Return the published copy of a revision whose index is damaged or missing; None if another state is published."""
     try:
-        published = load_published(member.group.below(row.path), keep=True, sparse=row.sparse)
+        published = load_published(member.group.below(row.path), with_contents=True, sparse=row.sparse)
     except (OSError, B2ArrayError):
         # The caller raises the error of the revision.
         return None
@@ -578,7 +578,7 @@ def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
     (head,) = store.head([name], _FIRST_READ)
     if isinstance(head, Exception):
         raise head
-    revision = _parse(store, name, 0, head.data, head.version, head.unique, bare=bare, keep=True)
+    revision = _parse(store, name, 0, head.data, head.version, head.unique, bare=bare, with_contents=True)
     if revision.generation != row.revision:
         raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
     return replace(revision, member=member, index=name)
@@ -589,7 +589,7 @@ def _load(
     start: int,
     *,
     bare: bool,
-    keep: bool,
+    with_contents: bool,
     in_one_wave: bool = True,
     sparse: bool | None = None,
 ) -> Snapshot:
@@ -616,14 +616,14 @@ def _load(
         name, head = objects[-1]
     version = head.version
     if tail is None or name or tail.version != version:
-        return _parse(store, name, start, head.data, version, head.unique, bare=bare, keep=keep)
+        return _parse(store, name, start, head.data, version, head.unique, bare=bare, with_contents=with_contents)
     try:
-        return _parse(store, name, start, head.data, version, head.unique, tail, bare=bare, keep=keep)
+        return _parse(store, name, start, head.data, version, head.unique, tail, bare=bare, with_contents=with_contents)
     except FormatError:
         if version:
             raise
         # Without versions, only this error shows that the beginning and the end belong to different states.
-        return _load(store, start, bare=bare, keep=keep, in_one_wave=False)
+        return _load(store, start, bare=bare, with_contents=with_contents, in_one_wave=False)
 
 
 def find_frame(store: Store) -> Snapshot | None:
@@ -863,7 +863,7 @@ def load_from_header(
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
-    return _parse(store, FRAME_NAME if sparse else "", 0, memoryview(data), version, unique, keep=True)
+    return _parse(store, FRAME_NAME if sparse else "", 0, memoryview(data), version, unique, with_contents=True)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
@@ -896,7 +896,7 @@ def _parse(
     end: Tail | None = None,
     *,
     bare: bool = False,
-    keep: bool = False,
+    with_contents: bool = False,
 ) -> Snapshot:
     try:
         header_len = header_nbytes(data)
@@ -927,7 +927,7 @@ def _parse(
     if state.annotations.kept and not (name or store.can.local):
         ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)
     is_complete = not name and stop <= len(data)
-    contents = bytes(data[:stop]) if keep and is_complete and stop <= _MOST_CONTENTS else b""
+    contents = bytes(data[:stop]) if with_contents and is_complete and stop <= _MOST_CONTENTS else b""
     return Snapshot(store, state, start, version, generation, unique, header, ends=ends, contents=contents)
 
 

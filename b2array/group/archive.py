@@ -218,7 +218,7 @@ class Archive:
         start = entry.start + self._header_nbytes(where, entry, stamp)
         # A separate store keeps this archive open while the member is in use, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
-        source = prefix_errors(where, lambda: snapshot.load(store, start=start, keep=True))
+        source = prefix_errors(where, lambda: snapshot.load(store, start=start, with_contents=True))
         if source.version not in (None, stamp.version):
             raise stale_reader(self.url)
         if source.frame.frame_len > entry.nbytes:

@@ -151,10 +151,10 @@ def test_a_frame_of_the_wrong_kind_for_its_place_is_a_format_error(frames, tmp_p
         load(open_store(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("with_contents", [False, True])
 @given(st.data())
 @settings(max_examples=examples(60), deadline=None)
-def test_damaged_frames_are_read_or_refused(frames, keep, data):
+def test_damaged_frames_are_read_or_refused(frames, with_contents, data):
     raw = bytearray((frames / "contiguous").read_bytes())
     tail = load(MemoryStore({"": bytes(raw)})).frame.tail_start
     for _ in range(data.draw(st.integers(1, 3))):
@@ -163,7 +163,7 @@ def test_damaged_frames_are_read_or_refused(frames, keep, data):
     length = data.draw(st.one_of(st.just(len(raw)), st.integers(0, len(raw))))
     message = "memory"
     try:
-        held = load(MemoryStore({"": bytes(raw[:length])}), keep=keep)
+        held = load(MemoryStore({"": bytes(raw[:length])}), with_contents=with_contents)
         for n in range(min(held.frame.nchunks, 10)):
             fetch(held, [ChunkRequest(n, None)])
     except (FormatError, UnsupportedError) as error:
@@ -175,11 +175,11 @@ def test_damaged_frames_are_read_or_refused(frames, keep, data):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("with_contents", [False, True])
 @given(st.data())
 @settings(max_examples=examples(40), deadline=None)
-def test_any_blocks_of_any_chunks_are_fetched(frames, layout, keep, data):
-    held = load(open_store(frames / layout), keep=keep)
+def test_any_blocks_of_any_chunks_are_fetched(frames, layout, with_contents, data):
+    held = load(open_store(frames / layout), with_contents=with_contents)
     blocks = st.lists(st.integers(0, NBLOCKS - 1), min_size=1, unique=True).map(sorted)
     wants = data.draw(
         st.lists(st.builds(ChunkRequest, st.integers(0, NCHUNKS - 1), st.one_of(st.none(), blocks)), max_size=5)
@@ -195,7 +195,7 @@ def test_any_blocks_of_any_chunks_are_fetched(frames, layout, keep, data):
 def test_a_small_frame_is_read_with_its_index_if_its_group_opens_it(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     path = tmp_path / "copy" / "contiguous"
-    kept, other = load(open_store(path), keep=True), load(open_store(path))
+    kept, other = load(open_store(path), with_contents=True), load(open_store(path))
     wants = [ChunkRequest(n, blocks) for n in range(NCHUNKS) for blocks in (None, (2, 5))]
     before = [bytes(stored.region) for stored in fetch(other, wants)]
     path.write_bytes(bytes(path.stat().st_size))
