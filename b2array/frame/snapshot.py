@@ -318,9 +318,10 @@ class Snapshot(Source):
     ) -> memoryview:
         """Read each span to its place in one buffer, whose memory is reused after the last reference to it is gone."""
         if self.contents:
+            # Sizes come from the frame: check them before memory is allocated.
+            views = [self._view(span, clip=False) for span in spans]
             buffer = scratch("contents", nbytes, _MOST_CONTENTS).data
-            for span, place in zip(spans, places, strict=True):
-                view = self._view(span, clip=False)
+            for view, place in zip(views, places, strict=True):
                 buffer[place : place + len(view)] = view
             return buffer
         view = self.store.gather(spans, places, nbytes, expected=self._expected)

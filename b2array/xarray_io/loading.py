@@ -97,7 +97,8 @@ def open_together(arrays: Sequence[NDArray]) -> None:
 
 
 def _try_to_open(array: NDArray) -> None:
-    with suppress(B2ArrayError, OSError):
+    # A ValueError says that a transaction of the array is under way.
+    with suppress(B2ArrayError, OSError, ValueError):
         array._handle.at_snapshot()
 
 

@@ -204,6 +204,12 @@ def test_a_small_frame_is_read_with_its_index_if_its_group_opens_it(frames, tmp_
         fetch(other, wants)
 
 
+def test_a_frame_in_memory_is_checked_before_memory_is_allocated(frames):
+    kept = load(open_store(frames / "contiguous"), with_contents=True)
+    with pytest.raises(FormatError, match="expected"):
+        kept.gather([Span("", 0, 2**44)], [0], 2**44)
+
+
 @LAYOUTS
 def test_the_error_for_a_chunk_of_another_size_names_the_chunk(frames, layout, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
