@@ -86,11 +86,16 @@ def killed_after(path, first, seconds, write=write_forever):
         finally:
             os._exit(1)
     os.close(started)
-    first_commit = select.select([ready], [], [], 30)[0] and os.read(ready, 1)
-    os.close(ready)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
+    try:
+        # Unlike `select`, this takes descriptors above 1023, of which a long run of tests may have many.
+        waiting = select.poll()
+        waiting.register(ready, select.POLLIN)
+        first_commit = waiting.poll(30_000) and os.read(ready, 1)
+        os.close(ready)
+        time.sleep(seconds)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
     assert first_commit == b"!", "the writer failed or hung before its first commit"
     assert os.WIFSIGNALED(status), "the writer failed before it was killed"
 
