@@ -52,6 +52,11 @@ IN_C = {
     "memory": [],
 }
 
+# Equal shapes and codecs, so that only the programs differ.
+EQUAL: dict[str, Any] = {"chunks": CHUNKS, "blocks": BLOCKS}
+OURS = {**EQUAL, "cparams": b2array.CParams("zstd", CLEVEL, filters="shuffle")}
+THEIRS = {**EQUAL, "cparams": {"codec": blosc2.Codec.ZSTD, "clevel": CLEVEL}}
+
 spent = dict.fromkeys(IN_C, 0.0)
 
 
@@ -95,13 +100,8 @@ class Reads:
 
     def __init__(self, directory: Path, data: np.ndarray) -> None:
         self.data, self.ours, self.theirs = data, directory / "a.b2nd", str(directory / "b.b2nd")
-        # Equal shapes and codecs, so that only the programs differ.
-        equal = {"chunks": CHUNKS, "blocks": BLOCKS}
-        self.a = b2array.asarray(
-            data, url=self.ours, cparams=b2array.CParams("zstd", CLEVEL, filters="shuffle"), **equal
-        )
-        parameters = {"codec": blosc2.Codec.ZSTD, "clevel": CLEVEL}
-        self.b = blosc2.asarray(data, urlpath=self.theirs, mode="w", cparams=parameters, **equal)
+        self.a = b2array.asarray(data, url=self.ours, **OURS)
+        self.b = blosc2.asarray(data, urlpath=self.theirs, mode="w", **THEIRS)
         self.bare: dict[str, Bare] = {}
         self.rng = np.random.default_rng(0)
 
@@ -209,12 +209,8 @@ def everything(directory: Path, values: np.ndarray, codec: str) -> Verbs:
 
 def writes(directory: Path, data: np.ndarray) -> dict[str, Verbs]:
     a, b = b2array.open(directory / "a.b2nd", "r+"), blosc2.open(str(directory / "b.b2nd"), mode="a")
-    equal = {"chunks": CHUNKS, "blocks": BLOCKS}
-    c = b2array.zeros(
-        data.shape, "f8", cparams=b2array.CParams("zstd", CLEVEL, filters="shuffle"), url=directory / "c.b2nd", **equal
-    )
-    parameters = {"codec": blosc2.Codec.ZSTD, "clevel": CLEVEL}
-    d = blosc2.zeros(data.shape, dtype="f8", urlpath=str(directory / "d.b2nd"), mode="w", cparams=parameters, **equal)
+    c = b2array.zeros(data.shape, "f8", url=directory / "c.b2nd", **OURS)
+    d = blosc2.zeros(data.shape, dtype="f8", urlpath=str(directory / "d.b2nd"), mode="w", **THEIRS)
 
     # A table that is written along its second axis, which touches every chunk.
     table = np.ascontiguousarray(data[:49].reshape(-1)[: 2500**2].reshape(2500, 2500))

@@ -173,15 +173,8 @@ def decode(
         return
     # In data with runs, most chunks have some, and a chunk with a run would be decoded up to there in vain. So expect
     # runs after a chunk with runs, and none after a chunk without, unless the first block has some.
-    if params not in _with_runs:
-        of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
-        if all(csize > 0 for _, csize in of_first):
-            try:
-                _decode_as_is(params, region, starts, stops, out)
-            except FormatError:
-                pass
-            else:
-                return
+    if params not in _with_runs and _try_without_runs(params, region, starts, stops, out):
+        return
     if margin and not region.readonly:
         nblocks_grown = _expand_runs_in_place(params, region, starts, stops, margin)
         if nblocks_grown is not None:
@@ -196,6 +189,24 @@ def decode(
         _decompress(chunk, out)
     else:
         _decode_as_is(params, region, starts, stops, out)
+
+
+def _try_without_runs(
+    params: Blosc1Params,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    out: Bytes,
+) -> bool:
+    """Decode blocks as they are unless the first one has runs; return False if the blocks are not decoded."""
+    of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
+    if any(csize <= 0 for _, csize in of_first):
+        return False
+    try:
+        _decode_as_is(params, region, starts, stops, out)
+    except FormatError:
+        return False
+    return True
 
 
 _with_runs: set[Blosc1Params] = set()

@@ -907,7 +907,8 @@ def _parse(
         if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
             raise _wrong_kind(head.frame_type)
         first, stop = head.tail_start, head.frame_len
-        if stop <= len(data):
+        is_complete = stop <= len(data)
+        if is_complete:
             tail = data[first:stop]
         elif end is not None and _has_tail(end, first, stop):
             tail = end.data[first - end.start : stop - end.start]
@@ -927,8 +928,8 @@ def _parse(
     # The indexes of kept states are often in the bytes that were just read, which spares a wave of requests.
     if state.annotations.kept and not (name or store.can.local):
         ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)
-    is_complete = not name and stop <= len(data)
-    contents = bytes(data[:stop]) if with_contents and is_complete and stop <= _MOST_CONTENTS else b""
+    is_small = not name and is_complete and stop <= _MOST_CONTENTS
+    contents = bytes(data[:stop]) if with_contents and is_small else b""
     return Snapshot(store, state, start, version, generation, unique, header, ends=ends, contents=contents)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -26,6 +26,9 @@ from b2array.array.many import read_many
 from b2array.errors import B2ArrayError
 
 __all__ = ["MOST_NBYTES", "open_together", "read"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MOST_NBYTES = 2**28
 """The maximum size, in bytes, of variables read together: all are in memory before the first one is decoded."""
@@ -92,8 +95,12 @@ def open_together(arrays: Sequence[NDArray]) -> None:
 
     An error does not matter here: xarray meets the error again if it reads the array.
     """
-    for _ in threads.ahead(_try_to_open, arrays, min(len(arrays), _OPENED_AT_ONCE)):
-        pass
+    _at_once(_try_to_open, arrays)
+
+
+def _at_once(task: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Call a task that opens a member for each item, several at a time; return the results in order."""
+    return list(threads.ahead(task, items, min(len(items), _OPENED_AT_ONCE)))
 
 
 def _try_to_open(array: NDArray) -> None:
@@ -117,7 +124,7 @@ def _read_with_others(question: _Question) -> Any:
         return _read_alone(question)
     # Members of a remote group are opened only now; each open waits for requests.
     questions = [question, *(other for _, other in others)]
-    arrays = list(threads.ahead(_open, questions, min(len(questions), _OPENED_AT_ONCE)))
+    arrays = _at_once(_open, questions)
     selections = []
     for array, each in zip(arrays, questions, strict=True):
         # `read_many` takes plain selections only. Variables with another one load themselves later.

@@ -52,8 +52,8 @@ def frames(request, tmp_path_factory):
     return directory
 
 
-def opened(directory, layout):
-    return load(open_store(directory / layout))
+def opened(directory, layout, *, with_contents=False):
+    return load(open_store(directory / layout), with_contents=with_contents)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_damaged_frames_are_read_or_refused(frames, with_contents, data):
 @given(st.data())
 @settings(max_examples=examples(40), deadline=None)
 def test_any_blocks_of_any_chunks_are_fetched(frames, layout, with_contents, data):
-    held = load(open_store(frames / layout), with_contents=with_contents)
+    held = opened(frames, layout, with_contents=with_contents)
     blocks = st.lists(st.integers(0, NBLOCKS - 1), min_size=1, unique=True).map(sorted)
     wants = data.draw(
         st.lists(st.builds(ChunkRequest, st.integers(0, NCHUNKS - 1), st.one_of(st.none(), blocks)), max_size=5)
@@ -195,7 +195,7 @@ def test_any_blocks_of_any_chunks_are_fetched(frames, layout, with_contents, dat
 def test_a_small_frame_is_read_with_its_index_if_its_group_opens_it(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     path = tmp_path / "copy" / "contiguous"
-    kept, other = load(open_store(path), with_contents=True), load(open_store(path))
+    kept, other = (opened(tmp_path / "copy", "contiguous", with_contents=kept) for kept in (True, False))
     wants = [ChunkRequest(n, blocks) for n in range(NCHUNKS) for blocks in (None, (2, 5))]
     before = [bytes(stored.region) for stored in fetch(other, wants)]
     path.write_bytes(bytes(path.stat().st_size))
@@ -205,7 +205,7 @@ def test_a_small_frame_is_read_with_its_index_if_its_group_opens_it(frames, tmp_
 
 
 def test_a_frame_in_memory_is_checked_before_memory_is_allocated(frames):
-    kept = load(open_store(frames / "contiguous"), with_contents=True)
+    kept = opened(frames, "contiguous", with_contents=True)
     with pytest.raises(FormatError, match="expected"):
         kept.gather([Span("", 0, 2**44)], [0], 2**44)
 
