@@ -29,7 +29,6 @@ from b2array.array.drafts import (
     takes,
 )
 from b2array.commit.draft import Draft
-from b2array.commit.open_chunk import WriteBuffer
 from b2array.grid.assignment import check_plain
 from b2array.grid.partition import boxes
 from b2array.progress import track
@@ -150,7 +149,7 @@ def map_chunks(
         layout = draft.state.require_layout()
         if work.cuts_chunks(layout.chunks):
             # A chunk with several pieces is encoded once, when all of them are there.
-            draft.buffer = WriteBuffer()
+            draft.keep_open()
         for box, values in work.results(layout.chunks, executor):
             # Check every result, because the function may return a wrong shape for a smaller piece at an edge.
             target = work.place(box, lengths)

@@ -360,6 +360,12 @@ class Draft(Source):
 
     # Open chunks.
 
+    def keep_open(self) -> None:
+        """Keep chunks that are written in part open from now on, until `flush`; chunks that are open remain so."""
+        # A draft with open chunks may become a member of a group, whose transaction keeps its chunks open as well.
+        if self.buffer is None:
+            self.buffer = WriteBuffer()
+
     def flush(self, numbers: Iterable[int] | None = None) -> None:
         """Encode and stage the open chunks with these numbers, by default all, and make the index refer to them."""
         if self.buffer is None or not self.buffer.chunks:

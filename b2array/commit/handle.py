@@ -18,7 +18,6 @@ from b2array.commit.cursor import Cursor, Ended, Following, Pinned, Promised
 from b2array.commit.draft import Draft, make_abandoned_error, warn_of_forgotten
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
-from b2array.commit.open_chunk import WriteBuffer
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -382,7 +381,7 @@ class Handle:
             self._require_no_transaction()
             if draft.base is not None and draft.base is not self.snapshot:
                 draft.rebase(self.snapshot)  # another thread has committed since the draft began
-            draft.buffer = WriteBuffer()
+            draft.keep_open()
             self._draft = draft
 
     def _require_no_transaction(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import b2array
+from b2array.array import copying
 from b2array.errors import ReadOnlyError
 
 pytestmark = pytest.mark.crossed
@@ -68,6 +69,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "copy of a view": lambda url, **options: SOURCE.view[::2].copy(url, **options),
     "astype": lambda url, **options: SOURCE.astype("f4", url, **options),
     "map": lambda url, **options: b2array.map(np.sqrt, SOURCE, url=url, **options),
+    "map with factors": lambda url, **options: b2array.map(lambda x: x[::2], SOURCE, factors=2, url=url, **options),
     "downsample": lambda url, **options: b2array.downsample(SOURCE, 2, url=url, **options),
     "concatenate": lambda url, **options: b2array.concatenate([SOURCE, SOURCE], url=url, **options),
     "stack": lambda url, **options: b2array.stack([SOURCE, SOURCE], url=url, **options),
@@ -89,6 +91,21 @@ def test_what_is_made_below_a_group_is_a_member(url: str, maker: str, name: str)
         new[0] = new[1]  # the handle writes to the member
         assert np.array_equal(b2array.open_group(url)[name][0], new[1])
     assert [each for each in b2array.verify(url) if each.endswith("y")] == [name]
+
+
+@pytest.mark.parametrize("maker", [name for name in MAKERS if name != "create_schunk"])
+def test_a_member_has_the_items_that_the_same_array_has_alone(
+    url: str, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Items are written one by one, so that chunks stay open where they may.
+    monkeypatch.setattr(copying, "PIECE_NBYTES", 8)
+    make = MAKERS[maker]
+    expected = make(tmp_path / "alone.b2nd")[...]
+    assert np.array_equal(make(f"{url}/y")[...], expected)
+    assert np.array_equal(make(f"{url}/x", overwrite=True)[...], expected)
+    group = b2array.open_group(url)
+    assert np.array_equal(group["y"][...], expected)
+    assert np.array_equal(group["x"][...], expected)
 
 
 @pytest.mark.parametrize("name", ["x", "x.b2nd", "x/"])
