@@ -14,6 +14,7 @@ from b2array.commit.handle import Handle
 from b2array.display.tables import count_text
 from b2array.errors import warn
 from b2array.grid.layout import Layout
+from b2array.grid.lossless import lossless, require_same_kind
 from b2array.printable import printable
 
 __all__ = ["Appender", "append"]
@@ -23,13 +24,16 @@ def append(handle: Handle, values: Any, axis: int) -> None:
     """Append values to an array; see `NDArray.append`."""
     handle.require_writable()
     before = handle.source.state.require_layout()
-    model = values
     is_streamed = copying.is_sliceable(values)
     if is_streamed:
-        # Check shape and type, for which the items are not needed.
-        model = np.broadcast_to(np.empty((), values.dtype), values.shape)
-    array, axis = resize.make_joint(model, before.shape, before.dtype, axis)
-    if not array.shape[axis]:
+        # The items are read later, but their shape and type can be refused now.
+        require_same_kind(values.dtype, before.dtype)
+        axis = resize.check_extents(tuple(values.shape), before.shape, axis)
+        count = values.shape[axis]
+    else:
+        array, axis = resize.make_joint(values, before.shape, before.dtype, axis)
+        count = array.shape[axis]
+    if not count:
         return
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
@@ -37,7 +41,7 @@ def append(handle: Handle, values: Any, axis: int) -> None:
             resize.check_joint(handle.url, before, now, axis)
             pieces = copying.rows(values, now, axis) if is_streamed else [array]
             for piece in pieces:
-                resize.append(draft, piece, axis)
+                resize.append(draft, lossless(piece, now.dtype) if is_streamed else piece, axis)
 
 
 class Appender:
@@ -104,14 +108,15 @@ class Appender:
 
         Raises
         ------
-        ValueError, TypeError
-            The values do not fit the array. Earlier steps are not lost.
+        ValueError, TypeError, OverflowError
+            The values do not fit the array, as for `NDArray.append`. Earlier steps are not lost.
         """
         layout = self._layout
         axis = self._axis
-        if np.ndim(values) == layout.ndim - 1:
-            values = np.expand_dims(np.asarray(values), axis)
-        steps, _ = resize.make_joint(values, layout.shape, layout.dtype, axis)
+        steps = lossless(values, layout.dtype)
+        if steps.ndim == layout.ndim - 1:
+            steps = np.expand_dims(steps, axis)
+        resize.check_extents(steps.shape, layout.shape, axis)
         count = steps.shape[axis]
         done = 0
         while done < count:

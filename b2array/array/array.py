@@ -445,6 +445,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         TypeError, ValueError
             `x` is not a dask array, has chunks of unknown sizes, has another shape than the region, or has a type that
             cannot be cast to the array's (``casting="same_kind"``). In this case nothing was computed.
+        ValueError, TypeError, OverflowError
+            The type of the array cannot hold a computed value, as for `append`. In this case nothing has changed.
         IndexError
             The region is not inside the array. In this case nothing was computed.
         ConflictError
@@ -512,8 +514,10 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
 
         Raises
         ------
-        ValueError, TypeError
-            The values do not fit; their type cannot be cast ("same_kind") to the array's.
+        ValueError, TypeError, OverflowError
+            The shape does not fit; the type cannot be cast ("same_kind") to the array's; or a value would not be kept:
+            an integer out of range, a text that is too long, a time that is no multiple of the unit. Floats are
+            rounded. Fields of records go by name.
 
         Examples
         --------
@@ -521,6 +525,9 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         >>> a = b2array.asarray([[1, 2], [3, 4]])
         >>> a.append([[5, 6]])
         (3, 2)
+        >>> b2array.asarray(["yes"]).append(["maybe"])
+        Traceback (most recent call last):
+        ValueError: 'maybe' does not fit items of type <U3; a.astype("<U5") holds it
         """
         appender.append(self._handle, values, axis)
         return self.shape
@@ -542,7 +549,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         ------
         IndexError
             The index is out of bounds.
-        ValueError, TypeError
+        ValueError, TypeError, OverflowError
             As for `append`.
         ConflictError
             Another writer changed the shape meanwhile. In this case nothing has changed.

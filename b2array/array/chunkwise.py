@@ -30,10 +30,11 @@ from b2array.array.drafts import (
 )
 from b2array.commit.draft import Draft
 from b2array.grid.assignment import check_plain
+from b2array.grid.lossless import lossless
 from b2array.grid.partition import boxes
 from b2array.progress import track
 
-__all__ = ["Factors", "factors_of", "map", "map_chunks"]
+__all__ = ["Factors", "factors_of", "map", "map_chunks", "plain"]
 
 Box = tuple[slice, ...]
 Result = tuple[Box, npt.NDArray[Any]]
@@ -43,6 +44,10 @@ Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
 
 _SMALL_NBYTES = 2**16
 """The minimum size of a chunk in the result, in bytes; for smaller ones, new chunks are chosen."""
+_ADVICE = (
+    'choose a type for all results, such as dtype="{wider}", or convert them in the function, with astype("{dtype}")'
+)
+"""What to do about results that do not fit the type."""
 
 
 @takes(NewKeywords)
@@ -76,7 +81,8 @@ def map(
     url : str or os.PathLike, optional
         The place of the new array; in memory by default.
     dtype : dtype-like, optional
-        The type of the result. Without it, or with new axes, the function is first called with one chunk.
+        The type of the result. Without it, or with new axes, the function is first called with one chunk, and this
+        first result determines the type.
     drop_axis : int or sequence of int
         Axes of the arrays that the result of the function does not have. Pieces are not cut along them.
     new_axis : int or sequence of int
@@ -95,9 +101,10 @@ def map(
     Raises
     ------
     ValueError
-        The arrays cannot be broadcast, or a result has another shape than its piece.
-    TypeError
-        The type of a result cannot be cast ("same_kind") to `dtype`.
+        The arrays cannot be broadcast, or a result has another shape than its piece, or a text that is too long.
+    TypeError, OverflowError
+        The type of a result cannot be cast ("same_kind") to `dtype`, or a result has masked items, or values that
+        `dtype` cannot hold. Floats are rounded.
 
     See Also
     --------
@@ -139,7 +146,7 @@ def map_chunks(
     if kind is None or work.added:
         # Call the function to learn the type and the lengths of new axes.
         corner = work.corner
-        sample = np.asarray(work.function(*work.pieces(corner)))
+        sample = plain(work.function(*work.pieces(corner)))
         work.check(corner, sample, None)
         kind = kind or sample.dtype
         lengths = tuple(sample.shape[axis] for axis in work.added)
@@ -154,10 +161,8 @@ def map_chunks(
             # Check every result, because the function may return a wrong shape for a smaller piece at an edge.
             target = work.place(box, lengths)
             work.check(box, values, lengths)
-            if not np.can_cast(values.dtype, layout.dtype, "same_kind"):
-                raise TypeError(f"Cannot cast results of type {values.dtype} to {layout.dtype} ('same_kind')")
             if values.size:
-                put(draft, target, values.astype(layout.dtype, copy=False))
+                put(draft, target, lossless(values, layout.dtype, _ADVICE))
             bar.advance(math.prod(part.stop - part.start for part in box))
     return draft
 
@@ -326,7 +331,7 @@ class Work:
             return self._in_executor(self._cut(chunks), executor)
 
         def call(box: Box) -> Result:
-            return box, np.asarray(self.function(*self.pieces(box)))
+            return box, plain(self.function(*self.pieces(box)))
 
         return threads.spread(call, self._cut(chunks), ahead=1)
 
@@ -341,7 +346,7 @@ class Work:
         try:
             while running:
                 box, answer = running.popleft()
-                values = np.asarray(answer.result())
+                values = plain(answer.result())
                 running.extend(begin(each) for each in islice(left, 1))
                 yield box, values
         finally:
@@ -360,7 +365,6 @@ class Work:
         lengths: tuple[int, ...] | None,
     ) -> None:
         """Raise ValueError for values of another shape; the lengths of new axes may be unknown."""
-        check_plain(values)
         extents = [part.stop - part.start for part in box]
         new_lengths: Sequence[Any] = lengths if lengths is not None else ["any"] * len(self.added)
         expected = self.result_of(extents, new_lengths)
@@ -372,6 +376,12 @@ class Work:
             raise ValueError(
                 f"expected a result of shape {expected} for a piece of {tuple(extents)}, found {values.shape}"
             )
+
+
+def plain(result: Any) -> npt.NDArray[Any]:
+    """Return what a function returned as an array; TypeError for masked items, which `numpy.asarray` would unmask."""
+    check_plain(result)
+    return np.asarray(result)
 
 
 def _piece(array: Any, box: Box) -> npt.NDArray[Any]:

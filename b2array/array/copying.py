@@ -40,7 +40,7 @@ from b2array.commit.copied_states import KeptState, states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.write import rewrite
-from b2array.format import text
+from b2array.format import dtypes, text
 from b2array.format.b2nd import CACHE, GEOMETRIES
 from b2array.format.state import State
 from b2array.frame.source import Source
@@ -48,6 +48,7 @@ from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
+from b2array.grid.lossless import lossless, require_same_order
 from b2array.grid.partition import boxes
 from b2array.progress import Progress, track
 
@@ -120,6 +121,7 @@ def target_dtype(
     new: np.dtype[Any] = np.empty(0, old).astype(dtype).dtype
     if not np.can_cast(old, new, casting):
         raise TypeError(f"Cannot cast array data from {old!r} to {new!r} according to the rule {casting!r}")
+    require_same_order(old, new)
     return new
 
 
@@ -297,17 +299,26 @@ def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOp
     dtype = require_dtype(dtype)
     if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
         kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
+        require_same_order(x.dtype, kind)
         return from_computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
-    values = np.asarray(x, dtype=dtype)
-    if values.dtype.kind == "O":
-        refuse_objects(x, values)
-    if text.is_unsized(values.dtype) and (values.dtype.kind == "T" or _has_text(values)):
-        values = values.astype(object).astype(text.find_dtype(values))
+    values = _as_items(x, dtype)
     draft = new_draft(url, values.shape, values.dtype, options)
     with aborting(draft):
         if values.size:
             put(draft, (...,), values)
     return draft
+
+
+def _as_items(x: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
+    """Return an array-like as an array of a type of fixed size, if its items have one."""
+    values = np.asarray(x, dtype=require_dtype(dtype))
+    if isinstance(x, np.ndarray | np.generic):
+        require_same_order(x.dtype, values.dtype)
+    if values.dtype.kind == "O":
+        refuse_objects(x, values)
+    if text.is_unsized(values.dtype) and (values.dtype.kind == "T" or _has_text(values)):
+        values = values.astype(object).astype(text.find_dtype(values))
+    return values
 
 
 def _has_text(values: npt.NDArray[Any]) -> bool:
@@ -332,6 +343,11 @@ def from_computed(
     return draft
 
 
+_NO_BLOCK = object()
+_ADVICE = 'choose a type for all blocks, such as dtype="{wider}"'
+"""What to do about blocks that do not fit the type."""
+
+
 def join_blocks(
     blocks: Iterable[Any],
     url: AnyPlace,
@@ -340,18 +356,27 @@ def join_blocks(
     options: ArrayOptions,
 ) -> Draft:
     """Return the transaction of an array that joins a sequence of blocks; see `b2array.from_blocks`."""
-    # The first block determines the shape and the type.
+    # The first block determines the shape, and the type unless the caller does.
     remaining = iter(blocks)
-    piece = next(remaining, None)
+    piece = next(remaining, _NO_BLOCK)
+    if piece is _NO_BLOCK:
+        raise ValueError("from_blocks needs at least one block, which may be empty")
     assignment.check_plain(piece)
-    first = np.asarray(piece, require_dtype(dtype))
-    if first.dtype == object or not first.ndim:
-        raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
+    required = require_dtype(dtype)
+    if required is None or not dtypes.has_size(required):
+        # Text without a width gets the width of the first block.
+        first = _as_items(piece, required)
+        kind = first.dtype
+    else:
+        kind = np.empty(0, required).dtype
+        first = lossless(piece, kind, _ADVICE)
+    if not first.ndim:
+        raise ValueError("from_blocks needs blocks with the dimension along which they are joined, found a single item")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
-    draft = new_draft(url, shape, first.dtype, options)
+    draft = new_draft(url, shape, kind, options)
     with aborting(draft):
-        for values in _cut_into_rows(chain([first], remaining), draft.state.require_layout(), axis):
+        for values in _cut_into_rows(chain([piece], remaining), draft.state.require_layout(), axis):
             resize.append(draft, values, axis)
     return draft
 
@@ -363,7 +388,8 @@ def _cut_into_rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator
     pending: list[npt.NDArray[Any]] = []
     count = 0
     for block in blocks:
-        values, _ = resize.make_joint(block, layout.shape, layout.dtype, axis)
+        values = lossless(block, layout.dtype, _ADVICE)
+        resize.check_extents(values.shape, layout.shape, axis)
         done = 0
         while done < values.shape[axis]:
             taken = min(length - count, values.shape[axis] - done)

@@ -423,22 +423,21 @@ def from_blocks(
     Parameters
     ----------
     pieces : iterable of array-like
-        The blocks, with the same extents except along `axis`. The first block determines the type.
+        The blocks, with the same extents except along `axis`.
     url : str or os.PathLike, optional
         The place of the new array; in memory by default.
     axis : int, default 0
         The axis along which the blocks are joined.
     dtype : dtype-like, optional
-        Type of the items.
+        Type of the items; by default the type of the first block.
     chunks, ..., fs
         As for `create`.
 
     Raises
     ------
-    ValueError
-        There are no blocks, or their extents do not match.
-    TypeError
-        The type of a block cannot be cast ("same_kind").
+    ValueError, TypeError, OverflowError
+        There are no blocks, their extents do not match, or the type cannot hold an item of a block, as for
+        `NDArray.append`.
 
     Examples
     --------

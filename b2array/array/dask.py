@@ -30,6 +30,7 @@ from b2array.compute.readable import Readable
 from b2array.errors import ConflictError, ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
+from b2array.grid.lossless import lossless, require_same_kind, require_same_order
 from b2array.progress import track
 
 if TYPE_CHECKING:
@@ -162,7 +163,9 @@ def _begin(
     check_source(x)
     if dtype is not None and dtype != x.dtype:
         # Check before the cast, which would hide pieces of another type than the declared one.
-        x = as_declared(x).astype(dtype)
+        converted = as_declared(x).astype(dtype)
+        require_same_order(x.dtype, converted.dtype)
+        x = converted
     if options.blocks is None and options.chunks in (None, "auto"):
         # Choose chunks that divide the pieces of dask, so that no data moves between tasks.
         chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access)
@@ -196,8 +199,7 @@ def store(
     lengths = tuple(part.stop - part.start for part in inside)
     if x.shape != lengths:
         raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
-    if not np.can_cast(x.dtype, a.dtype, "same_kind"):
-        raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
+    require_same_kind(x.dtype, a.dtype)
     if a._handle.in_transaction:
         # A delayed object would be computed only after the end of the transaction.
         if not compute or return_stored:
@@ -331,6 +333,7 @@ class Write:
             axes,
             shared=Delayed(key, {key: self.shared}),
             declared=x.dtype,
+            stored=self.dtype,
             name=self.name("put"),
             dtype=object,
             meta=np.empty((0,) * x.ndim, object),
@@ -513,6 +516,7 @@ def _put(
     inside: Region,
     shared: Shared[tuple[ForkPoint, Region]],
     declared: np.dtype[Any],
+    stored: np.dtype[Any],
 ) -> npt.NDArray[Any]:
     inside = _plain(inside)
     _check_piece(values, inside)
@@ -522,7 +526,7 @@ def _put(
     ndim = len(inside)
     item = np.empty((1,) * ndim, object)
     with one_thread():
-        item[(0,) * ndim] = write_part(point, part, np.asarray(values), region)
+        item[(0,) * ndim] = write_part(point, part, lossless(values, stored), region)
     return item
 
 
@@ -552,6 +556,7 @@ def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
     computed_dtype = getattr(values, "dtype", None)
     if computed_dtype is None:
         computed_dtype = np.asarray(values).dtype
+    require_same_order(computed_dtype, declared)
     if not np.can_cast(computed_dtype, declared, "safe"):
         raise TypeError(
             f"{owner}expected a piece of type {declared} from dask, as the array declares, found {computed_dtype}: "

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray, View
-from b2array.array.chunkwise import Factors, Work, factors_of, map_chunks
+from b2array.array.chunkwise import Factors, Work, factors_of, map_chunks, plain
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, takes
 from b2array.format import dtypes
 
@@ -75,8 +75,8 @@ def downsample(
     ------
     ValueError
         The factors do not fit the array; or, with "exact", the extents are not multiples of the factors.
-    TypeError
-        Items of this type have no mean or sum, or the results cannot be cast ("same_kind") to `dtype`.
+    TypeError, OverflowError
+        Items of this type have no mean or sum; or the results have masked items, or do not fit `dtype`, as for `map`.
 
     See Also
     --------
@@ -93,7 +93,7 @@ def downsample(
     """
     if boundary not in get_args(Boundary):
         raise ValueError(f"expected boundary 'pad', 'trim' or 'exact', found {boundary!r}")
-    source = a if hasattr(a, "shape") and hasattr(a, "dtype") else np.asarray(a)
+    source = a if hasattr(a, "shape") and hasattr(a, "dtype") else plain(a)
     blocks = factors_of(factors, len(source.shape), getattr(a, "dims", None))
     has_rest = any(n % block for n, block in zip(source.shape, blocks, strict=True))
     if boundary == "exact" and has_rest:
@@ -204,7 +204,7 @@ def _call(function: Callable[..., Any], items: Array, blocks: tuple[int, ...]) -
         shape += [n // block, block]
     # Every second axis is inside a block.
     inside = tuple(range(1, 2 * items.ndim, 2))
-    return np.asarray(function(items.reshape(shape), axis=inside))
+    return plain(function(items.reshape(shape), axis=inside))
 
 
 def _first(items: Array, blocks: tuple[int, ...]) -> Array:

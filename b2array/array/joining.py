@@ -34,6 +34,7 @@ from b2array.frame.fetch import read_chunks
 from b2array.frame.source import Location, Source
 from b2array.grid.assignment import check_plain
 from b2array.grid.layout import Layout
+from b2array.grid.lossless import require_same_order
 from b2array.progress import Progress, track
 
 __all__ = ["concatenate", "stack"]
@@ -260,6 +261,7 @@ def _join(
     for each in sources:
         if not np.can_cast(each.dtype, kind, casting):
             raise TypeError(f"Cannot cast array data from {each.dtype!r} to {kind!r} according to the rule {casting!r}")
+        require_same_order(each.dtype, kind)
     ends = list(accumulate(1 if is_new else each.shape[axis] for each in sources))
     starts = [0, *ends[:-1]]
     places = zip(sources, starts, ends, strict=True)

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray
-from b2array.array.drafts import ArrayOptions, NewKeywords, Shape, Url, takes
+from b2array.array.drafts import ArrayOptions, NewKeywords, Shape, Url, require_dtype, takes
+from b2array.format import dtypes
+from b2array.grid.lossless import lossless
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
@@ -150,7 +152,8 @@ def fromiter(
 ) -> NDArray:
     """Make a one-dimensional array of the items of an iterable, like `numpy.fromiter`, in one commit.
 
-    At most one chunk is in memory at a time. Options as for `arange`.
+    At most one chunk is in memory at a time. Options as for `arange`. Unlike NumPy, this raises an error for an item
+    that the type cannot hold, such as a longer text or a fraction among integers.
 
     Examples
     --------
@@ -159,12 +162,13 @@ def fromiter(
     """
     wanted = operator.index(count)
     items = islice(iter, wanted if wanted >= 0 else None)
+    kind = np.dtype(require_dtype(dtype))
 
     def blocks() -> Iterator[npt.NDArray[Any]]:
         size = 0
         is_full = True
         while is_full:
-            block = np.fromiter(islice(items, _ITEMS), dtype)
+            block = _to_block(islice(items, _ITEMS), kind)
             yield block
             size += len(block)
             is_full = len(block) == _ITEMS
@@ -176,6 +180,17 @@ def fromiter(
         ArrayOptions(**options),
         lambda place, final: copying.join_blocks(blocks(), place, 0, None, final),
     )
+
+
+def _to_block(items: Iterable[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return items as an array of one dimension, with their values unchanged, or raise an error."""
+    if dtype.subdtype is not None or not dtypes.has_size(dtype):
+        # Each item is an array. Types without a size are errors for NumPy as well.
+        return np.fromiter(items, dtype)
+    block = lossless(list(items), dtype)
+    if block.ndim != 1:
+        raise ValueError("setting an array element with a sequence.")
+    return block.astype(dtype, copy=False)
 
 
 def _make_by_box(

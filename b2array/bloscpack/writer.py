@@ -29,7 +29,8 @@ from b2array.codec.cparams import AnyCParams, CParams, resolve_cparams
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.codec.rounding import check_dtype
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.grid.assignment import Sliceable, check_plain, of_same_kind
+from b2array.grid.assignment import Sliceable, check_plain
+from b2array.grid.lossless import lossless, require_same_kind
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
@@ -431,9 +432,9 @@ def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[
     about = reader.description
     if isinstance(x, Sliceable):
         values: Any = x
-        of_same_kind(np.empty(0, x.dtype), about.dtype)
+        require_same_kind(np.dtype(x.dtype), about.dtype)
     else:
-        values = of_same_kind(x, about.dtype)
+        values = lossless(x, about.dtype)
     shape = tuple(values.shape)
     axis = about.axis
     if not 0 < len(shape) == len(about.shape) or about.with_rows(shape[axis]).shape != shape:
@@ -447,8 +448,7 @@ def _pieces(values: Any, dtype: np.dtype[Any], order: Order) -> Iterator[Bytes]:
         values = values[...].T
     most = max(1, _WINDOW_NBYTES // dtype.itemsize)
     for box in boxes(values.shape, most):
-        piece = values[box]
-        check_plain(piece)
+        piece = lossless(values[box], dtype)
         yield np.ascontiguousarray(piece, dtype).reshape(-1).view(np.uint8)
 
 
@@ -459,5 +459,5 @@ def _flat(data: Any, about: Description | None) -> Bytes:
     if about is None:
         check_plain(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    values = of_same_kind(data, about.dtype).astype(about.dtype, copy=False)
+    values = lossless(data, about.dtype).astype(about.dtype, copy=False)
     return values.reshape(-1, order=about.order).view(np.uint8)

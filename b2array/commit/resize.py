@@ -23,12 +23,14 @@ from b2array.format import index
 from b2array.format.state import State, reshape
 from b2array.frame.read import read
 from b2array.frame.source import Source
-from b2array.grid import assignment, selection
+from b2array.grid import selection
 from b2array.grid.layout import Layout
+from b2array.grid.lossless import lossless
 
 __all__ = [
     "Joint",
     "append",
+    "check_extents",
     "check_joint",
     "delete",
     "fill_chunks",
@@ -371,21 +373,25 @@ def make_joint(
 ) -> Joint:
     """Convert values to be appended or inserted along an axis, and check that they fit the array.
 
-    The rules are NumPy's for `numpy.concatenate`, with casting "same_kind". ValueError: the values have other extents
-    or dimensions. TypeError: casting would lose a part of them.
+    TypeError, ValueError, OverflowError: the values have other extents, or the type of the array cannot hold them; see
+    `b2array.grid.lossless`.
     """
+    array = lossless(values, dtype)
+    return Joint(array, check_extents(array.shape, shape, axis))
+
+
+def check_extents(added: tuple[int, ...], shape: tuple[int, ...], axis: int) -> int:
+    """Return the axis along which values are added, not negative; ValueError if their extents do not fit the array."""
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
-    # Unlike item assignment, which casts any values, appending must not silently lose a part of them.
-    array = assignment.of_same_kind(values, dtype)
-    if array.ndim != len(shape):
-        raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")
-    fits = _with_extent(array.shape, axis, 0) == _with_extent(shape, axis, 0)
+    if len(added) != len(shape):
+        raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {len(added)}")
+    fits = _with_extent(added, axis, 0) == _with_extent(shape, axis, 0)
     if not fits:
         raise ValueError(
             f"the values must have the array's extents along all axes but {axis}: "
-            f"found shape {array.shape} for an array of shape {shape}"
+            f"found shape {added} for an array of shape {shape}"
         )
-    return Joint(array, axis)
+    return axis
 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:

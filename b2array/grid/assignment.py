@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.grid.index_arrays import shape_text
 from b2array.grid.selection import Selection
 
-__all__ = ["Sliceable", "arrange", "broadcast", "check_plain", "of_same_kind"]
+__all__ = ["Sliceable", "arrange", "broadcast", "check_plain"]
 
 Array = npt.NDArray[Any]
 
@@ -68,7 +68,16 @@ def arrange(
 
 
 def check_plain(value: Any) -> None:
-    """Refuse masked items, because the values below the mask would be stored. Refuse sparse arrays."""
+    """Refuse masked items, because the values below the mask would be stored. Refuse sparse arrays.
+
+    Masked arrays may be in lists.
+    """
+    if isinstance(value, list | tuple):
+        # Look at each type once, because a list may have millions of numbers.
+        kinds = set(map(type, value))
+        if any(issubclass(kind, list | tuple | np.ma.MaskedArray) for kind in kinds):
+            for each in value:
+                check_plain(each)
     if isinstance(value, np.ma.MaskedArray):
         mask = np.ascontiguousarray(np.ma.getmask(value))
         # Check bytes, because `np.ma.is_masked` fails for records, whose masks have fields.
@@ -175,31 +184,3 @@ def _mismatch(value_shape: tuple[int, ...], selection: Selection) -> str:
     if selection.kind == "basic":
         return f"could not broadcast input array from shape {there} into shape {here}"
     return f"shape mismatch: value array of shape {there} could not be broadcast to indexing result of shape {here}"
-
-
-def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
-    """Return values as an array if their type casts to `dtype` as "same_kind"; otherwise raise TypeError.
-
-    Only lists and Python's own values are converted.
-
-    Examples
-    --------
-    >>> of_same_kind([1, 2], np.dtype("u1"))
-    array([1, 2], dtype=uint8)
-    """
-    check_plain(values)
-    if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
-        array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
-        kind = dtype
-        if dtype.kind in "biu" and array.size:
-            # ... but truncates Python's floats.
-            kind = np.asarray(values).dtype
-        both_integers = kind.kind in "iu" and dtype.kind in "iu"
-        castable = kind == dtype or kind.kind == "b" or both_integers
-    else:
-        array = np.asarray(values)
-        kind = array.dtype
-        castable = np.can_cast(kind, dtype, "same_kind")
-    if not castable:
-        raise TypeError(f"Cannot cast array data from {kind!r} to {dtype!r} according to the rule 'same_kind'")
-    return array

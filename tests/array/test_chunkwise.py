@@ -85,7 +85,7 @@ def test_axes_are_dropped_and_added(a, function, dropped, new, expected, small_p
     [
         (lambda a, url: b2array.map(np.ravel, a, url=url), ValueError, r"expected a result of shape \(20, 20, 40\)"),
         (lambda a, url: b2array.map(np.ravel, a, dtype="f8", url=url), ValueError, r"expected a result of shape"),
-        (lambda a, url: b2array.map(lambda x: x + 1j, a, dtype="f4", url=url), TypeError, "Cannot cast results"),
+        (lambda a, url: b2array.map(lambda x: x + 1j, a, dtype="f4", url=url), TypeError, "Cannot cast array data"),
         (lambda a, url: b2array.map(np.add, a, np.zeros(7), url=url), ValueError, "broadcast"),
         (lambda a, url: b2array.map(lambda x: 1 / 0, a, dtype="f8", url=url), ZeroDivisionError, "division"),
         (lambda a, url: b2array.map(np.abs, a, drop_axis=3, url=url), np.exceptions.AxisError, "drop_axis"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import blosc2
 import dask.array as da
@@ -502,3 +503,60 @@ def test_a_copy_names_the_options_of_both_sides(tmp_path):
             b2array.copy(tmp_path / "b.b2nd", **{word: None})
     with pytest.raises(TypeError, match="this source is open"):
         b2array.copy(b2array.open(tmp_path / "b.b2nd"), src_options={})
+
+
+# --- masked items -----------------------------------------------------------------------------------------------------
+
+
+def _mask(values):
+    return np.ma.masked_equal(values, -999.0)
+
+
+PLAIN = np.array([1.0, -999.0, 3.0, -999.0])
+
+
+def _appended(values):
+    a = b2array.zeros((0, 4))
+    with a.appender() as out:
+        out.append(values)
+
+
+def _assigned(values):
+    a = b2array.zeros((2, 4))
+    a[...] = values
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda: b2array.map(_mask, b2array.asarray(PLAIN)),
+        lambda: b2array.map(_mask, b2array.asarray(PLAIN), dtype="f8"),
+        lambda: b2array.map(lambda x: [*_mask(x)], b2array.asarray(PLAIN), dtype="f8"),
+        lambda: b2array.map(_mask, PLAIN, dtype="f8", executor=ThreadPoolExecutor(1)),
+        lambda: b2array.downsample(PLAIN, 2, lambda x, axis: _mask(x.min(axis))),
+        lambda: b2array.downsample([_mask(PLAIN)] * 2, 2, "max"),
+        lambda: b2array.asarray([_mask(PLAIN)] * 2),
+        lambda: b2array.asarray([[PLAIN], (_mask(PLAIN),)]),
+        lambda: b2array.asarray([1.0, np.ma.masked]),
+        lambda: b2array.open_group("memory://masked", "w").update({"x": [_mask(PLAIN)]}),
+        lambda: b2array.from_blocks([PLAIN[None], [_mask(PLAIN)]]),
+        lambda: b2array.concatenate([[PLAIN], [_mask(PLAIN)]]),
+        lambda: b2array.zeros((0, 4)).append([_mask(PLAIN)]),
+        lambda: b2array.zeros((0, 4)).insert([_mask(PLAIN)], 0),
+        lambda: _appended(_mask(PLAIN)),
+        lambda: _appended([_mask(PLAIN)]),
+        lambda: _assigned([PLAIN, _mask(PLAIN)]),
+        lambda: b2array.zeros(3, attrs={"mask": _mask(PLAIN)}),
+        lambda: b2array.zeros(3, attrs={"mask": [_mask(PLAIN)]}),
+    ],
+)
+def test_masked_items_are_refused_wherever_they_come_from(store):
+    with pytest.raises(TypeError, match="masked"):
+        store()
+
+
+def test_masked_arrays_without_a_masked_item_are_stored():
+    plain = _mask(PLAIN[::2])
+    assert b2array.asarray([plain, (1, 2)])[...].tolist() == [[1, 3], [1, 2]]
+    assert b2array.map(_mask, PLAIN[::2])[...].tolist() == [1, 3]
+    assert b2array.downsample(PLAIN[::2], 2, lambda x, axis: _mask(x.max(axis)))[...].tolist() == [3]

@@ -125,7 +125,7 @@ def test_factors_go_by_axis_or_name():
         (lambda a: b2array.downsample(a, 2, np.sort), TypeError, "axis|tuple"),
         (lambda _: b2array.downsample(np.zeros(4, "M8[s]"), 2), TypeError, "no mean"),
         (lambda _: b2array.downsample(np.zeros(4, "i4,f4"), 2), TypeError, "no mean"),
-        (lambda a: b2array.downsample(a, 2, np.median, dtype="i4"), TypeError, "Cannot cast results"),
+        (lambda a: b2array.downsample(a, 2, np.median, dtype="i4"), TypeError, "Cannot cast array data"),
     ],
 )
 def test_wrong_arguments_are_named(call, error, text):
