@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from b2array.array import snapshots
+from b2array.array.constant import constant
 from b2array.array.drafts import check_dims
 from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
@@ -378,7 +379,8 @@ class Attributes(MutableMapping[str, Any]):
     """The variable-length metalayers of a frame: names and values, each assignment a commit.
 
     Values may be of any type that msgpack supports, dates and time spans, and complex numbers, sets, tuples and arrays,
-    in the form that python-blosc2 writes.
+    in the form that python-blosc2 writes. Dictionaries, lists and arrays in them cannot be changed, because such a
+    change would be lost: assign a changed copy.
     """
 
     __slots__ = ("_handle",)
@@ -390,7 +392,7 @@ class Attributes(MutableMapping[str, Any]):
         try:
             content = self._handle.described.state.attr(name)
             if content is not None:
-                return decode_attr(content)
+                return constant(decode_attr(content))
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"attribute {name!r} of {self._handle.url}", error) from error
         raise KeyError(name)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -132,7 +133,8 @@ def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
         if name == _UNLIMITED:
             continue
         is_scalar = isinstance(value, np.ndarray) and not value.ndim
-        result[name] = value[()] if is_scalar else value
+        # A dataset in memory may change what is inside its attributes.
+        result[name] = value[()] if is_scalar else deepcopy(value)
     return result
 
 
