@@ -130,8 +130,14 @@ class Indexed(Described):
             wanted = select(key, layout.shape)
             if out.dtype != layout.dtype:
                 raise TypeError(f"out must be of type {layout.dtype}, not {out.dtype}")
-            if out.shape != wanted.shape or not (out.flags.c_contiguous and out.flags.writeable):
-                raise ValueError(f"out must be C-contiguous and of shape {wanted.shape}, not {out.shape}")
+            if out.shape != wanted.shape:
+                raise ValueError(f"out must be of shape {wanted.shape}, not {out.shape}")
+            if not out.flags.c_contiguous:
+                raise ValueError(
+                    "out must be C-contiguous, as numpy.empty makes arrays; a transposed or strided one is not"
+                )
+            if not out.flags.writeable:
+                raise ValueError("out must be writeable, and is read-only")
             read(source, layout, wanted.positions, wanted.axes, wanted.view(out))
             return out
 

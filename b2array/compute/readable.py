@@ -208,6 +208,12 @@ class Readable(Operators):
         """
         return self._indexer("vindex", vectorised)
 
+    def __format__(self, spec: str) -> str:
+        """Format the item of an array without dimensions, as NumPy does; other arrays take no format."""
+        if spec and not self.ndim:
+            return format(self[()], spec)
+        return super().__format__(spec)
+
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("an array in chunks cannot be seen as a NumPy array without a copy")

@@ -139,6 +139,10 @@ def _open_file(h5py: ModuleType, path: str, url: str) -> Any:
         raise FormatError(f"{url}: expected an HDF5 file, found {described} ({error})") from None
 
 
+_MANY_NAMES = 20
+"""The number of names to show in a warning: a malicious file may have any number."""
+
+
 def _nodes(
     h5py: ModuleType,
     node_at: Callable[[str], Any],
@@ -150,7 +154,8 @@ def _nodes(
     A node that cannot be opened counts as an array, so that the copy reports it. A dataset that only stores the length
     of a netCDF dimension is skipped, unless it is the node with the name.
     """
-    seen: set[tuple[int, int]] = set()
+    first_names: dict[tuple[int, int], str] = {}
+    other_names: list[str] = []
     waiting, left_out = [name], []
     linked: set[str] = set()
     while waiting:
@@ -179,15 +184,20 @@ def _nodes(
             left_out.append(at)
             continue
         # In a damaged or malicious file, a group may contain itself.
-        if is_group and (about.fileno, about.addr) in seen:
+        address = about.fileno, about.addr
+        if is_group and address in first_names:
+            other_names.append(f"{at} (a name of {first_names[address] or '/'})")
             continue
-        seen.add((about.fileno, about.addr))
+        first_names[address] = at
         if is_group or (is_array and not is_skipped):
             yield at, is_group
         linked |= {path for path, is_soft in inner.items() if is_soft}
         waiting += reversed(inner)
     if left_out:
         warn(f"{place}: the links {left_out} are left out, because they lead to groups, or to nothing")
+    if other_names:
+        shown = ", ".join(other_names[:_MANY_NAMES]) + (", ..." if len(other_names) > _MANY_NAMES else "")
+        warn(f"{place}: groups with several names are copied under one; left out are {shown}")
 
 
 def _is_soft(h5py: ModuleType, group: Any, key: str) -> bool:

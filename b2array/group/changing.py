@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias
@@ -49,10 +51,28 @@ def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:
 @contextmanager
 def committing(home: AnyGroup) -> Iterator[AnyTransaction]:
     """Begin an unmarked transaction for the block, and commit it at the end; abort it if the block raises."""
-    changes = begin(home, marked=False)
+    with _explaining_lengths(home):
+        changes = begin(home, marked=False)
+        try:
+            yield changes
+        except BaseException:
+            changes.abort()
+            raise
+        changes.commit()
+
+
+@contextmanager
+def _explaining_lengths(home: AnyGroup) -> Iterator[None]:
+    """Say what is too long if the file system refuses the name of a file."""
     try:
-        yield changes
-    except BaseException:
-        changes.abort()
-        raise
-    changes.commit()
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _, _, name = str(error.filename).rpartition("/")
+        raise OSError(
+            error.errno,
+            f"{home.url}: the name of a member is too long for this file system, because its file has a name of "
+            f"{len(os.fsencode(name))} bytes while it is written; choose a shorter one, or divide it into groups",
+            error.filename,
+        ) from None

@@ -17,7 +17,7 @@ from b2array.errors import UnsupportedError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FILE_SYSTEM", "address_of", "of_this_process", "protocols", "register", "spell_out"]
+__all__ = ["FILE_SYSTEM", "address_of", "of_this_process", "protocols", "refuse_mapper", "register", "spell_out"]
 
 FILE_SYSTEM: Final = "file system"
 """The storage option for the caller's file system. It has a space, so that it differs from all options of fsspec."""
@@ -30,6 +30,14 @@ close their sockets, and the parent's loop, which shares the list of sockets, wo
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
     os.register_at_fork(after_in_child=lambda: _of_parents.update(_connected))
+
+
+def refuse_mapper(url: object) -> None:
+    """Raise TypeError for a mapper of fsspec, which zarr takes as a place; the error says what to give instead."""
+    root = getattr(url, "root", None)
+    if isinstance(root, str) and hasattr(url, "fs"):
+        name = type(url).__name__
+        raise TypeError(f"expected a URL or a path, found {name}: give its parts instead, {root!r} and fs=mapper.fs")
 
 
 def address_of(
@@ -52,6 +60,7 @@ def address_of(
     >>> address_of("x/a.b2nd", None, fsspec.filesystem("memory"))[0]
     'memory:///x/a.b2nd'
     """
+    refuse_mapper(url)
     if fs is None:
         return url, storage_options
     from fsspec import AbstractFileSystem

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
-from b2array.store.file_systems import FILE_SYSTEM, address_of
+from b2array.store.file_systems import FILE_SYSTEM, address_of, refuse_mapper
 from b2array.store.local import LocalStore
 from b2array.store.open_file import BinaryFile, OpenFileStore, is_open_file, place_of_file
 from b2array.store.secrets import redact_url
@@ -78,6 +78,7 @@ def open_store(
         if place is None:
             return OpenFileStore(url)
         url, storage_options = place
+    refuse_mapper(url)
     if not isinstance(url, str | bytes | os.PathLike):
         raise TypeError(f"expected a URL or a path, found {type(url).__name__}")
     url, storage_options = address_of(url, storage_options, fs)

@@ -53,3 +53,36 @@ def test_nothing_is_said_of_small_chunks_or_of_different_ones():
     for k in range(2 * MANY):
         small[k] = 1
         large[64 * (k % 2) + k] = 1
+
+
+def test_read_direct_says_what_is_wrong_with_the_target():
+    a = b2array.asarray(np.arange(15.0).reshape(5, 3))
+    with pytest.raises(ValueError, match=r"out must be of shape \(5, 3\), not \(3, 5\)"):
+        a.read_direct(np.empty((3, 5)))
+    with pytest.raises(ValueError, match="out must be C-contiguous, "):
+        a.read_direct(np.empty((3, 5)).T)
+    frozen = np.empty((5, 3))
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="out must be writeable"):
+        a.read_direct(frozen)
+
+
+@pytest.mark.parametrize("spec", [".1f", "8.3e", "", ">20"])
+def test_an_array_without_dimensions_is_formatted_as_its_item(spec):
+    item = np.array(2.25)
+    stored = b2array.asarray(item)
+    if spec:
+        assert format(stored, spec) == format(item, spec)
+        assert format(stored.view[...], spec) == format(item, spec)
+    else:
+        assert f"{stored}" == str(stored)
+    with pytest.raises(TypeError, match="unsupported format string"):
+        format(b2array.zeros(2), ".1f")
+
+
+def test_a_mapper_of_fsspec_is_refused_with_its_parts():
+    fsspec = pytest.importorskip("fsspec")
+    mapper = fsspec.get_mapper("memory://mapper/a.b2nd")
+    for call in (b2array.open, b2array.open_group, b2array.load, lambda url: b2array.zeros(3, url=url)):
+        with pytest.raises(TypeError, match=r"found FSMap: give its parts instead, '/mapper/a.b2nd' and fs=mapper.fs"):
+            call(mapper)

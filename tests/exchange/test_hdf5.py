@@ -132,3 +132,16 @@ def test_rows_of_any_length_become_values_and_offsets(tmp_path: Path) -> None:
     assert (group["none/values"].shape, group["none/offsets"][...].tolist()) == ((0,), [0])
     b2array.convert(tmp_path / "x.h5#g/rows", tmp_path / "y.b2d", verify=True)
     assert sorted(b2array.open(tmp_path / "y.b2d")) == ["offsets", "values"]
+
+
+def test_a_group_with_several_names_is_copied_once_and_its_other_names_are_shown(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["run/x"] = np.arange(3)
+        file["latest"] = file["run"]
+        file["run/again"] = file["run"]
+        file["twice"] = file["run/x"]
+    with pytest.warns(UserWarning, match=r"left out are latest/again \(a name of latest\), run \(a name of latest\)"):
+        b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d")
+    found = b2array.open(tmp_path / "x.b2d")
+    assert [name for name, _ in found.walk()] == ["latest", "latest/x", "twice"]
+    assert found["twice"][...].tolist() == found["latest/x"][...].tolist() == [0, 1, 2]

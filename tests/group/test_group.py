@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import os
 import pickle
@@ -1802,3 +1803,16 @@ def test_a_sparse_member_in_memory_replaces_a_contiguous_one(items: list[int], t
     group.create("v", data=np.arange(5), layout="contiguous")
     group.create("v", data=np.array(items, int), layout="sparse", overwrite=True)
     assert open_group(url)["v"][...].tolist() == items
+
+
+def test_a_name_that_is_too_long_for_a_file_is_explained(tmp_path):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["x"] = np.arange(3)
+    name = "n" * 300
+    for call in (lambda: group.move("x", name), lambda: group.create(name, 3), lambda: group.create_group(name)):
+        with pytest.raises(OSError, match="the name of a member is too long for this file system") as caught:
+            call()
+        assert caught.value.errno == errno.ENAMETOOLONG
+    assert [*group] == ["x"]
+    assert b2array.load(tmp_path / "g.b2d/x").tolist() == [0, 1, 2]
+    assert sorted(path.name for path in (tmp_path / "g.b2d").iterdir() if "n" * 200 in path.name) == []
