@@ -1013,3 +1013,75 @@ def test_a_later_write_notices_that_chunks_are_gone_which_it_had_put(
     assert chunks() == []
     assert b2array.load(url / "before").tolist() == [1]
     assert np.isnan(b2array.load(url / "level")).all()  # the template of the dataset, without values
+
+
+# Booleans, attributes of what exists, and variables without items.
+
+
+def test_booleans_are_stored_as_such(url: Path) -> None:
+    ds = xr.Dataset({"a": ("t", [False, True, False]), "c": ("t", da.from_array(np.array([True, False, True])))})
+    to_b2array(ds, url)
+    for name, expected in (("a", [False, True, False]), ("c", [True, False, True])):
+        stored = b2array.open(url / name)
+        assert stored.dtype == bool
+        assert "dtype" not in stored.attrs
+        assert np.array([10, 20, 30])[stored[...]].tolist() == np.array([10, 20, 30])[expected].tolist()
+    to_b2array(ds, url, append_dim="t")
+    to_b2array(along([True], "a").assign(c=("t", [True])), url, region={"t": slice(0, 1)})
+    assert reopened(url).a.values.tolist() == [True, True, False, False, True, False]
+    assert reopened(url).c.values.tolist() == [True, False, True, True, False, True]
+    assert reopened(url).a.dtype == bool
+    with pytest.raises((TypeError, ValueError), match="'a'"):
+        to_b2array(along([1, 2]).assign(c=("t", [True, True])), url, append_dim="t")
+
+
+def test_booleans_in_the_form_of_netcdf_are_read_and_appended_to(url: Path) -> None:
+    group = b2array.open_group(url, "w")
+    group.create("a", data=np.array([0, 1], "i1"), dims=("t",), attrs={"dtype": "bool"})
+    assert reopened(url).a.dtype == bool
+    to_b2array(along([True, False]), url, append_dim="t")
+    assert b2array.open(url / "a").dtype == np.int8
+    assert reopened(url).a.values.tolist() == [False, True, True, False]
+
+
+def test_a_part_in_other_units_is_refused_and_other_attributes_are_reported(url: Path) -> None:
+    meters = xr.Dataset({"a": ("t", [1000.0], {"units": "m", "note": "x"})})
+    to_b2array(meters, url)
+    kilometers = xr.Dataset({"a": ("t", [7.0], {"units": "km"})})
+    for options in ({"append_dim": "t"}, {"region": {"t": slice(0, 1)}}, {"mode": "r+"}):
+        with pytest.raises(ValueError, match=r"'a' is stored in units of 'm', the new part is in 'km'"):
+            to_b2array(kilometers, url, **options)
+    assert reopened(url).a.values.tolist() == [1000.0]
+    other = xr.Dataset({"a": ("t", [7.0], {"units": "m", "note": "y", "more": 1})})
+    with pytest.warns(UserWarning, match=r"the new part has \{'note': 'y', 'more': 1\}"):
+        to_b2array(other, url, append_dim="t")
+    assert reopened(url).a.values.tolist() == [1000.0, 7.0]
+    assert reopened(url).a.attrs == {"units": "m", "note": "x"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_b2array(meters, url, append_dim="t")
+        to_b2array(xr.Dataset({"a": ("t", [1.0])}), url, append_dim="t")
+
+
+def test_a_variable_that_is_replaced_takes_its_new_attributes(url: Path) -> None:
+    to_b2array(xr.Dataset({"a": ("t", [1000.0], {"units": "m", "note": "x"})}), url)
+    to_b2array(xr.Dataset({"a": ("t", [7.0], {"units": "km"})}), url, mode="a")
+    assert reopened(url).a.values.tolist() == [7.0]
+    assert reopened(url).a.attrs == {"units": "km", "note": "x"}
+
+
+def test_variables_without_items_stay_times_and_text(url: Path) -> None:
+    cftime = pytest.importorskip("cftime")
+    times = xr.Variable("t", np.empty(0, object), encoding={"units": "days since 2000-01-01", "calendar": "noleap"})
+    to_b2array(xr.Dataset({"a": times, "b": ("t", np.empty(0, object)), "c": ("t", np.empty(0, "U4"))}), url)
+    assert b2array.open(url / "a").dtype == np.int64
+    assert b2array.open(url / "b").dtype.kind == "U"
+    assert b2array.open(url / "c").dtype == np.dtype("U4")
+    new = [cftime.DatetimeNoLeap(2000, 3, 1)]
+    to_b2array(
+        xr.Dataset({"a": ("t", new), "b": ("t", np.array(["long"], object)), "c": ("t", ["text"])}), url, append_dim="t"
+    )
+    found = reopened(url)
+    assert found.a.values.tolist() == new
+    assert found.b.values.tolist() == ["long"]
+    assert found.c.values.tolist() == ["text"]

@@ -11,9 +11,12 @@ import xarray as xr
 
 from b2array.array.array import NDArray
 from b2array.codec.interop import readable
+from b2array.errors import warn
 from b2array.group.group import Group
+from b2array.xarray_io.backend import attributes_of
 from b2array.xarray_io.creating import create
 from b2array.xarray_io.encoding import (
+    CODED,
     OtherUnitsError,
     as_stored,
     attributes,
@@ -114,6 +117,8 @@ def _change(
         if key in arrays:
             name = str(key)
             _change_units_as_asked(target, name, variables.get(name), asked, arrays, task)
+    for name, variable in existing.items():
+        _take_attributes(name, variable, arrays[name], task)
     existing = _encode_as_stored(existing, arrays, task)
     # Find all places first, so that a variable that does not fit is refused before any values are written.
     places = {}
@@ -173,6 +178,42 @@ def _put(
         yield WritePart(path, array, where, variable.data)
     elif grows or task.append_dim is None or not _is_unchanged(array[where], variable.values):
         array[where] = variable.values
+
+
+def _take_attributes(
+    name: str,
+    variable: xr.Variable,
+    array: NDArray,
+    task: WriteTask,
+) -> None:
+    """Store the attributes of a variable that is replaced; if only a part is, compare them with the stored ones.
+
+    ValueError: a part is in other units. Other differences raise a warning.
+    """
+    stored = attributes_of(array.attrs)
+    given = attributes(variable.attrs, f"variable {name!r}")
+    # Encodings and names of coordinates depend on the whole dataset; the units of times are compared with the encoding.
+    ignored = {*CODED, "dtype", "coordinates"} - {"units"}
+    are_times = " since " in str(stored.get("units"))
+    if are_times or is_time(variable):
+        ignored.add("units")
+    compared = {key: value for key, value in given.items() if key not in ignored}
+    other = {key: value for key, value in compared.items() if not is_same(stored.get(key), value)}
+    if not other:
+        return
+    has_place = task.append_dim is not None or task.region is not None
+    is_part = has_place or task.mode == "r+"
+    if not is_part:
+        array.attrs.update(other)
+        return
+    if "units" in other and "units" in stored:
+        old = stored["units"]
+        new = other["units"]
+        raise ValueError(
+            f"variable {name!r} is stored in units of {old!r}, the new part is in {new!r}: "
+            "convert it, or correct its attribute"
+        )
+    warn(f"variable {name!r}: the stored attributes stay as they are; the new part has {other}")
 
 
 def _note_coordinates(attrs: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

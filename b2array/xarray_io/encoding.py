@@ -31,6 +31,7 @@ from b2array.xarray_io.backend import attributes_of, dims_of
 from b2array.xarray_io.preferences import preferences
 
 __all__ = [
+    "CODED",
     "OtherUnitsError",
     "as_stored",
     "attributes",
@@ -49,7 +50,7 @@ _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "
 _FINE_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _NONE_NAME = "__values__"
 """The name under which xarray stores and finds a variable whose name is None."""
-_CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
+CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
 """Attributes that define the meaning of stored values."""
 # What xarray's coders and NumPy raise for values that they cannot encode.
 _KINDS_OF_ERRORS = (TypeError, OverflowError, NotImplementedError, ValueError)
@@ -115,6 +116,7 @@ def encode(
         fitted[name] = _name_errors(name, partial(fit, name, variable))
     storable = {}
     for name, coded in _by_conventions(fitted).items():
+        coded = _as_booleans(plain[name], coded)  # noqa: PLW2901
         is_safe = _check_codes(name, plain[name], coded, fitted[name].encoding)
         storable[name] = _to_storable(name, is_safe, widths[name], is_asked=name in encoding)
     return storable
@@ -129,9 +131,31 @@ def _prepare(
     """Return a variable with the encoding for storing it."""
     _require_plain(name, variable)
     chosen = preferences(name, variable, asked, options)
+    if variable.dtype.kind == "O" and not variable.size:
+        return _without_items(variable, chosen)
     variable = _as_declared(name, variable)
     variable.encoding = chosen
     return variable
+
+
+def _without_items(
+    variable: xr.Variable,
+    encoding: Mapping[Any, Any],
+) -> xr.Variable:
+    """Return a variable of no objects, as times if its encoding has units of times, else as text.
+
+    xarray would make floats of them, to which neither times nor text can be appended.
+    """
+    rest = dict(encoding)
+    if " since " not in str(rest.get("units")):
+        text = np.empty(variable.shape, "U1")
+        return xr.Variable(variable.dims, text, variable.attrs, rest)
+    # cftime has no type of its own, so encode the times here.
+    meaning = {key: rest.pop(key) for key in ("units", "calendar") if key in rest}
+    dtype = rest.get("dtype") or np.int64
+    numbers = np.empty(variable.shape, dtype)
+    attrs = {**variable.attrs, **meaning}
+    return xr.Variable(variable.dims, numbers, attrs, rest)
 
 
 def _choose_units(variables: Mapping[str, xr.Variable]) -> None:
@@ -202,6 +226,21 @@ def _check_codes(
         shared = {key: encoding[key] for key in ("units", "calendar") if key in encoding}
         with_units = xr.Variable(coded.dims, coded.data, {**shared, **coded.attrs})
         _require_same_times(name, variable, with_units)
+    return coded
+
+
+def _as_booleans(
+    variable: xr.Variable,
+    coded: xr.Variable,
+) -> xr.Variable:
+    """Return booleans as such: xarray encodes them as int8 for files that have no booleans."""
+    mark = coded.attrs.get("dtype")
+    was_encoded = variable.dtype.kind == "b" and mark == "bool"
+    if not was_encoded or "dtype" in variable.attrs:
+        return coded
+    kind = np.dtype(bool)
+    coded = map_values(coded, partial(np.asarray, dtype=kind), kind)
+    del coded.attrs["dtype"]
     return coded
 
 
@@ -574,7 +613,7 @@ def as_stored(
     """
     _require_plain(name, variable)
     stored = attributes_of(array.attrs)
-    attrs = {key: stored[key] for key in (*_CODED, "dtype") if key in stored}
+    attrs = {key: stored[key] for key in (*CODED, "dtype") if key in stored}
     if is_time(variable):
         attrs = {**bounded, **attrs}
     wanted = dims_of(name, array)
@@ -597,9 +636,11 @@ def as_stored(
     plain = variable.copy(deep=False)
     coded = _name_errors(name, partial(_code, name, variable, array, attrs, characters))
     coded = _name_errors(name, partial(as_text, name, coded, characters))
+    if array.dtype.kind == "b":
+        coded = _as_booleans(plain, coded)
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {dtype}")
-    for key in _CODED:
+    for key in CODED:
         old, new = attrs.get(key), coded.attrs.get(key)
         # Units of plain numbers are free text. Units of instants and of lengths of time say what the numbers mean.
         counts = key != "units" or dtype.kind == "m" or " since " in str(old)
@@ -634,7 +675,7 @@ def _code(
     characters: int | None,
 ) -> xr.Variable:
     """Encode a variable with the attributes of the stored array."""
-    encoding = {key: attrs[key] for key in _CODED if key in attrs and key not in variable.attrs}
+    encoding = {key: attrs[key] for key in CODED if key in attrs and key not in variable.attrs}
     if characters is not None:
         encoding["dtype"] = "S1"
     elif array.dtype.kind not in "SU" and attrs.get("dtype") != "bool":
@@ -677,7 +718,7 @@ def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping
         is_wrong = True
     if kind == "c" and stored_kind != "c":
         is_wrong = True
-    is_coded = not attrs.keys().isdisjoint(_CODED)
+    is_coded = not attrs.keys().isdisjoint(CODED)
     if not is_coded and kind in "biufc" and stored_kind in "biufc":
         is_wrong = is_wrong or not np.can_cast(variable.dtype, array.dtype, "same_kind")
     if is_wrong:
