@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -39,12 +41,13 @@ from b2array.commit.changes import Keep, copy_for_changes
 from b2array.commit.copied_states import KeptState, states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
+from b2array.commit.one import commit
 from b2array.commit.write import rewrite
 from b2array.format import dtypes, text
 from b2array.format.b2nd import CACHE, GEOMETRIES
 from b2array.format.state import State
 from b2array.frame.source import Source
-from b2array.grid import assignment
+from b2array.grid import assignment, windows
 from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
@@ -65,6 +68,9 @@ __all__ = [
     "rows",
     "target_dtype",
 ]
+
+
+_FAST = CParams("lz4", clevel=1)
 
 
 def copy_array(
@@ -219,14 +225,71 @@ def _follow(
     if before is not None:
         resize.resize(draft, old.shape)
         draft.annotate(dims=source.state.annotations.dims)
+    if before is None:
+        _copy_items(draft, source, bar, exact=exact)
+        return
     layout = draft.state.require_layout()
-    numbers: Iterable[int] = range(layout.nchunks)
-    if before is not None:
-        changed: set[int] = set()
-        for box in differing(before, source.state):
-            changed.update(_chunks_in(layout, box))
-        numbers = sorted(changed)
-    rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), bar.advance, exact=exact)
+    changed: set[int] = set()
+    for box in differing(before, source.state):
+        changed.update(_chunks_in(layout, box))
+    rewrite(draft, layout, sorted(changed), lambda box: resize.read_box(source, old, box), bar.advance, exact=exact)
+
+
+_FEW_READS = 1.2
+"""The number of times that a copy may read a block, on average, before it makes another copy in between."""
+_LEAST_NBYTES = 2**14
+"""The minimum size of a chunk of that other copy, in bytes."""
+
+
+def _copy_items(draft: Draft, source: Source, bar: Progress, *, exact: bool) -> None:
+    """Copy all items, and read each block of the source about once."""
+    old = source.state.require_layout()
+    new = draft.state.require_layout()
+    most = max(1, PIECE_NBYTES // old.itemsize)
+    if not new.nchunks or windows.reads(old, new.chunks, new.chunks) <= _FEW_READS:
+        # Threads read and encode chunks at the same time.
+        numbers = range(new.nchunks)
+        rewrite(draft, new, numbers, lambda box: resize.read_box(source, old, box), bar.advance, exact=exact)
+        return
+    extents = windows.window(old, new.chunks, most)
+    shared = windows.shared_chunks(old, new.chunks, most)
+    needs_another = windows.reads(old, new.chunks, extents) > _FEW_READS
+    if not needs_another or math.prod(shared) * old.itemsize < _LEAST_NBYTES:
+        _copy_windows(draft, source, extents, bar, exact=exact)
+        return
+    with TemporaryDirectory(prefix="b2array-") as directory:
+        # Chunks of this copy are parts of the windows of both sides.
+        options = ArrayOptions(chunks=shared, cparams=_FAST)
+        between = new_draft(f"{directory}/between.b2nd", old.shape, old.dtype, options)
+        with aborting(between):
+            _copy_windows(between, source, windows.window(old, shared, most), Progress(None), exact=True)
+        with closing(Handle(commit(between), "r")) as handle:
+            layout = handle.source.state.require_layout()
+            _copy_windows(draft, handle.source, windows.window(layout, new.chunks, most), bar, exact=exact)
+
+
+def _copy_windows(
+    draft: Draft,
+    source: Source,
+    extents: tuple[int, ...],
+    bar: Progress,
+    *,
+    exact: bool,
+) -> None:
+    """Copy all items, a window of this shape at a time, which consists of whole new chunks."""
+    old = source.state.require_layout()
+    new = draft.state.require_layout()
+    for window in boxes(new.shape, math.prod(extents), extents):
+        box = tuple(slice(part.start, part.stop, 1) for part in window)
+        values = resize.read_box(source, old, box)
+
+        def cut(part: tuple[slice, ...], box: Any = box, values: npt.NDArray[Any] = values) -> npt.NDArray[Any]:
+            sides = zip(part, box, strict=True)
+            inside: list[Any] = [slice(own.start - outer.start, own.stop - outer.start) for own, outer in sides]
+            items: npt.NDArray[Any] = values[(*inside, ...)]
+            return items
+
+        rewrite(draft, new, _chunks_in(new, box), cut, bar.advance, exact=exact)
 
 
 def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:

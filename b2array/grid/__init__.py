@@ -7,6 +7,7 @@ partition     cuts a product along a grid: array -> chunks, chunk -> blocks; `ta
 tiling        the plan of a read or write: the chunks of a selection, the steps to read one, the blocks to write
 assignment    the value of an assignment, checked and broadcast as NumPy does it
 lossless      the values that functions such as `append` add: converted without loss, or refused
+windows       the order of a copy from one grid to another, so that no block is read many times
 layout        shape, chunks and blocks of one array, and quantities derived from them
 chunking      automatic shapes of chunks and blocks
 advice        finds keys that chunks and blocks serve badly, and better shapes

@@ -12,6 +12,7 @@ from typing import Any
 import blosc2
 import numpy as np
 import pytest
+from servers import range_server
 
 import b2array
 from b2array import CParams
@@ -281,3 +282,41 @@ def test_a_copy_of_numbers_too_small_to_be_rounded_keeps_them() -> None:
     values = (np.random.default_rng(1).normal(size=100) * 1e-40).astype("f4")
     array = b2array.asarray(values, cparams=CParams(relative_error=1e-2))
     np.testing.assert_array_equal(b2array.copy(array, dtype="f8")[...], array[...])
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "blocks", "new", "most"),
+    [
+        ((48, 97, 88), (24, 97, 88), (6, 49, 44), (48, 20, 20), 2**25),  # one window
+        ((48, 97, 88), (24, 97, 88), (6, 49, 44), (48, 20, 20), 2**19),  # windows that cut blocks
+        ((256, 128, 128), (1, 128, 128), (1, 128, 128), (256, 16, 16), 2**21),  # another copy in between
+        ((60, 70), (7, 70), (7, 70), (60, 9), 2**9),  # chunks of another copy would be too small
+    ],
+)
+@pytest.mark.parametrize("dtype", [None, "f8"])
+def test_a_copy_into_other_chunks_has_the_same_items(
+    shape: Any, chunks: Any, blocks: Any, new: Any, most: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "PIECE_NBYTES", most)
+    x = np.random.default_rng(0).integers(0, 50, shape).astype("f4")
+    a = b2array.asarray(x, chunks=chunks, blocks=blocks, attrs={"n": 1}, fill_value=7)
+    with b2array.config.using(cache_bytes=0):
+        b = a.copy(chunks=new, dtype=dtype)
+    assert b.chunks == new
+    assert np.array_equal(b[...], x)
+    assert (dict(b.attrs), b.fill_value) == ({"n": 1}, 7)
+
+
+@pytest.mark.parametrize("most", [2**25, 2**21])
+def test_a_copy_into_long_thin_chunks_reads_each_block_about_once(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "PIECE_NBYTES", most)
+    x = np.random.default_rng(0).integers(0, 50, (256, 128, 128)).astype("f4")
+    b2array.asarray(x, url=tmp_path / "s.b2nd", chunks=(4, 128, 128))
+    content = (tmp_path / "s.b2nd").read_bytes()
+    with range_server() as server, b2array.config.using(cache_bytes=0, obstore=False):
+        server.objects["s.b2nd"] = content
+        copied = b2array.open(server.url_of("s.b2nd")).copy(tmp_path / "c.b2nd", chunks=(256, 16, 16))
+        assert server.nbytes_asked <= 1.2 * len(content)
+    assert np.array_equal(copied[...], x)
