@@ -1,4 +1,4 @@
-"""Settings of the whole process. They take effect at once.
+"""Settings of the whole process. They take effect at once, in all threads.
 
 Assign to the names of this module (``b2array.config.threads = 4``), or change them temporarily with `using`. An invalid
 value raises an error. Assigning a smaller `cache_bytes` frees memory; with `using`, the cache keeps its blocks for
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -128,6 +129,16 @@ def when_assigned(name: str, tell: Callable[[], None]) -> None:
     _told.setdefault(name, []).append(tell)
 
 
+_assigned: Final[dict[str, Any]] = {name: globals()[name] for name in _SETTINGS}
+"""The settings without the blocks of `using`: the defaults, or what was assigned."""
+
+_blocks: Final[list[dict[str, Any]]] = []
+"""The settings of the blocks of `using` that have not ended, in the order in which they began."""
+
+_changing = threading.RLock()
+"""Held by the thread that changes settings. Readers need no lock: a setting is a variable of this module."""
+
+
 class _Config(ModuleType):
     """A module that checks values before they become settings, and tells the functions that depend on them."""
 
@@ -135,7 +146,12 @@ class _Config(ModuleType):
         # The import system assigns names such as __spec__.
         if not name.startswith("__"):
             _check(name, value)
-        super().__setattr__(name, value)
+        with _changing:
+            _assigned[name] = value
+            # The last word counts: blocks that have begun would otherwise undo it when they end.
+            for block in _blocks:
+                block.pop(name, None)
+            super().__setattr__(name, value)
         for tell in _told.get(name, ()):
             tell()
 
@@ -146,9 +162,39 @@ class _Config(ModuleType):
 sys.modules[__name__].__class__ = _Config
 
 
+def _begin(block: dict[str, Any]) -> None:
+    with _changing:
+        _blocks.append(block)
+        # Bypass `_Config`, so that the cache keeps its blocks for later.
+        globals().update(block)
+
+
+def _end(block: dict[str, Any], names: Iterable[str]) -> None:
+    """Remove a block. Blocks need not end in the order in which they began, so the others are put on top again."""
+    with _changing:
+        _blocks[:] = [each for each in _blocks if each is not block]
+        for name in names:
+            values = [each[name] for each in _blocks if name in each]
+            globals()[name] = values[-1] if values else _assigned[name]
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held the lock. The child lacks that thread.
+    global _changing
+    _changing = threading.RLock()
+
+
+# Windows has no such function, since it does not fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextmanager
 def using(**settings: Any) -> Iterator[None]:
-    """Change settings during a ``with`` block.
+    """Change settings during a ``with`` block, in all threads.
+
+    Blocks of several threads may overlap: for each setting, the block that began last decides, until it ends. An
+    assignment during a block lasts, even after the end of the block.
 
     Raises
     ------
@@ -169,10 +215,9 @@ def using(**settings: Any) -> Iterator[None]:
         raise TypeError(f"unknown settings {', '.join(unknown)}; there are {', '.join(_SETTINGS)}")
     for name, value in settings.items():
         _check(name, value)
-    before = {name: globals()[name] for name in settings}
-    # Bypass `_Config`, so that the cache keeps its blocks for later.
-    globals().update(settings)
+    block = dict(settings)
     try:
+        _begin(block)
         yield
     finally:
-        globals().update(before)
+        _end(block, settings)
