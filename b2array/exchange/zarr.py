@@ -8,14 +8,17 @@ in version 3.
 from __future__ import annotations
 
 import base64
+import errno
+import os
 import re
 import shutil
 import struct
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -338,7 +341,11 @@ def _building(
     outers = _outer_groups(container, member, settings.storage_options) if member else []
     there = _is_there(url, store, settings, kind)
     beside = store.temporary("")
-    place, options = _place(beside or url, settings.storage_options)
+    writes = _Writes()
+    if beside is None:
+        place, options = _place(url, settings.storage_options)
+    else:
+        place, options = _counting_store()(beside, writes), None
 
     number = settings.options.get("zarr_format", 3)
 
@@ -373,7 +380,7 @@ def _building(
     try:
         if beside is None and there and kind == "hierarchy":
             store.delete(store.walk())
-        with nullcontext() if beside is None else _replacing(Path(store.url).resolve(), Path(beside)):
+        with nullcontext() if beside is None else _replacing(Path(store.url).resolve(), Path(beside), writes):
             if kind == "hierarchy":
                 group("", {})
             yield Building(put, group)
@@ -404,7 +411,7 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
 
 
 @contextmanager
-def _replacing(target: Path, path: Path) -> Iterator[None]:
+def _replacing(target: Path, path: Path, writes: _Writes) -> Iterator[None]:
     """Move the directory that the block fills to the target, in exchange for an existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -414,7 +421,68 @@ def _replacing(target: Path, path: Path) -> Iterator[None]:
         else:
             path.rename(target)
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        try:
+            writes.end()
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class _Writes:
+    """The writes to a local Zarr store that are under way: after `end`, no write is running, and none begins.
+
+    If one write of zarr fails, zarr raises the error at once, while its tasks still write other chunks. They would make
+    the directory again after it was removed.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._ended = False
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count the block as a write; raise OSError after the end."""
+        with self._changed:
+            if self._ended:
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Refuse further writes, and wait for the running ones."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._count)
+
+
+@cache
+def _counting_store() -> Callable[[str, _Writes], Any]:
+    """Return the class of a local Zarr store that counts its writes: a function of a path and a counter."""
+    zarr = _zarr()
+
+    class CountingStore(zarr.storage.LocalStore):  # type: ignore[misc, name-defined]
+        def __init__(self, path: str, writes: _Writes) -> None:
+            super().__init__(path)
+            self._writes = writes
+
+        async def set(self, key: str, value: Any) -> None:
+            with self._writes.one():
+                await super().set(key, value)
+
+        async def set_if_not_exists(self, key: str, value: Any) -> None:
+            with self._writes.one():
+                await super().set_if_not_exists(key, value)
+
+        def set_sync(self, key: str, value: Any) -> None:
+            with self._writes.one():
+                super().set_sync(key, value)
+
+    return CountingStore
 
 
 def _is_there(url: str, store: Store, settings: Options, kind: str) -> bool:

@@ -179,6 +179,47 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     return Group(home, "", "r+", follow=follow)
 
 
+@contextmanager
+def _opened_or_made(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    fs: AbstractFileSystem | None,
+) -> Iterator[Group]:
+    """Open a group for changes during the block, or make it. If the block fails, remove what was made."""
+    try:
+        target, is_new = open_group(url, "r+", storage_options=storage_options, fs=fs), False
+    except FileNotFoundError:
+        target, is_new = open_group(url, "a", storage_options=storage_options, fs=fs), True
+    try:
+        if not is_new:
+            _complete(target)
+        yield target
+        target.close()
+    except BaseException as error:
+        if is_new:
+            _discard(target)
+        target.__exit__(type(error), error, None)
+        raise
+
+
+def _complete(group: Group) -> None:
+    """Add what is missing in the directory of a group, as the mode "a" does."""
+    home = group._home
+    if isinstance(home, AnyGroup) and not isinstance(home, unpacked.Unpacked):
+        whole.complete(home)
+
+
+def _discard(group: Group) -> None:
+    """Remove a new group that has no members yet. A group inside another group stays."""
+    home = group._home
+    if group._prefix:
+        return
+    if isinstance(home, unpacked.Unpacked):
+        home.discard()
+    elif isinstance(home, AnyGroup):
+        whole.discard(home)
+
+
 def in_embed_file(
     address: str,
     mode: AnyMode,
@@ -805,7 +846,7 @@ class Group(MutableMapping[str, Any]):
             # Look for the source first: a wrong name must not leave an empty group at the URL.
             if not self._below(source.removeprefix("/")):
                 raise KeyError(source)
-            with open_group(into, "a", storage_options=storage_options, fs=fs) as target:
+            with _opened_or_made(into, storage_options, fs) as target:
                 self.copy(source, target, name)
             return
         if not isinstance(into, Group):

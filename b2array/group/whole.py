@@ -283,7 +283,7 @@ def clear(group: AnyGroup) -> None:
 def discard(group: AnyGroup) -> None:
     """Remove a new group whose first commit failed, unless another writer has added members; ignore errors."""
     # The caller raises the error of the commit, which is more important than a failure to clean up.
-    with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
+    with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST, removing=True):
         group.refresh()
         if group.members():
             return

@@ -457,12 +457,19 @@ class Store(ABC):
         self.delete([name for name in names if name != first and belongs(name)])
         self.delete([""])
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
+    def lock(
+        self,
+        name: str,  # noqa: ARG002
+        *,
+        shared: bool = False,  # noqa: ARG002
+        removing: bool = False,  # noqa: ARG002
+    ) -> AbstractContextManager[object]:
         """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
         Local files use the lock file of the C library, and in-memory stores a mutex; other stores do nothing.
         RuntimeError is raised if a thread takes a lock that it already holds. A `shared` lock excludes writers, but not
-        other readers; it takes effect only if a writer has made a lock file before.
+        other readers; it takes effect only if a writer has made a lock file before. With `removing`, the caller will
+        remove the frame or the group, which is possible even if the disk has no room for a lock file.
         """
         return nullcontext()
 

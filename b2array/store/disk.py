@@ -9,10 +9,10 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from b2array.store.base import durability
 from b2array.store.descriptors import open_descriptor
@@ -20,6 +20,7 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.forces import force_directory, sync_directory, then
 
 __all__ = [
+    "FULL",
     "READ",
     "allocate",
     "exchange",
@@ -27,12 +28,16 @@ __all__ = [
     "inherit",
     "make_directories",
     "read_into",
+    "remove_directories",
     "rename_exclusively",
     "rename_to_free_name",
     "reserve",
     "swap",
     "sync_directory",
 ]
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of the errors of a full disk: it has no more blocks or names, or the user may have no more of them."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _FALLOC_FL_KEEP_SIZE = 1
@@ -103,7 +108,7 @@ def _allocates(fd: int, start: int, nbytes: int, path: str) -> bool:
 
 def _require_room(number: int, path: str) -> None:
     """Raise OSError if a call failed for want of room; return if the file system does not support the call."""
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number in (*FULL, errno.EFBIG):
         raise OSError(number, os.strerror(number), path)
 
 
@@ -143,16 +148,32 @@ def _reserves(path: str, start: int, stop: int) -> bool:
     return False
 
 
-def make_directories(path: str) -> None:
-    """Make a directory, and the missing directories above it."""
-    if not os.path.isdir(path):
-        parent = os.path.dirname(path)
-        make_directories(parent)
-        # Another process may have made the directory at the same moment.
-        with suppress(FileExistsError):
-            os.mkdir(path)
-        if durability() != "off":
-            force_directory(parent)
+def make_directories(path: str) -> list[str]:
+    """Make a directory, and the missing directories above it. Return the paths of the new ones, the innermost first."""
+    if os.path.isdir(path):
+        return []
+    parent = os.path.dirname(path)
+    made = make_directories(parent)
+    try:
+        os.mkdir(path)
+        made.insert(0, path)
+    except FileExistsError:
+        # Another process has made the directory at the same moment.
+        pass
+    except BaseException:
+        remove_directories(made)
+        raise
+    if durability() != "off":
+        force_directory(parent)
+    return made
+
+
+def remove_directories(paths: Iterable[str]) -> None:
+    """Remove new directories, if they are empty."""
+    # Another process may have written into a directory, or removed it.
+    with suppress(OSError):
+        for path in paths:
+            os.rmdir(path)
 
 
 def inherit(path: str, old: os.stat_result) -> None:

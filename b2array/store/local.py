@@ -447,7 +447,7 @@ class LocalStore(Store):
         exclusive: bool,
         expected: Version | None = None,
     ) -> Stamp:
-        disk.make_directories(os.path.dirname(path))
+        made = disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
         # Only a new file may wait: a file that replaces an older one must be on the disk before the rename.
         may_wait = exclusive and forces.may_wait()
@@ -458,15 +458,14 @@ class LocalStore(Store):
             stamp = self._rename(temporary, path, exclusive=exclusive, expected=expected)
             if may_wait and durability() != "off":
                 forces.force_file(path)
-        except OSError as error:
+        except BaseException as error:
             # The caller knows only this name.
-            if error.filename == temporary:
+            if isinstance(error, OSError) and error.filename == temporary:
                 error.filename = path
+            _remove(temporary, made)
             raise
-        finally:
-            # Usually the file was renamed; a remaining file does no harm, and `vacuum` removes it.
-            with suppress(OSError):
-                os.unlink(temporary)
+        # A new file still has both names, if the file system cannot rename it exclusively.
+        _remove(temporary)
         return stamp
 
     def temporary(self, name: str) -> str | None:
@@ -640,7 +639,7 @@ class LocalStore(Store):
         # Another process may have removed the frame already.
         with suppress(*MISSING):
             is_directory = stat.S_ISDIR(self._status("").st_mode)
-            with nullcontext() if locked else self.lock(LOCK if is_directory else ""):
+            with nullcontext() if locked else self.lock(LOCK if is_directory else "", removing=True):
                 if is_directory:
                     self._remove_directory(first, belongs)
                 else:
@@ -694,20 +693,39 @@ class LocalStore(Store):
             disk.sync_directory(above.path)
         return aside
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
+    def lock(
+        self,
+        name: str,
+        *,
+        shared: bool = False,
+        removing: bool = False,
+    ) -> AbstractContextManager[object]:
+        take = partial(lock_file, shared=shared, removing=removing)
         if name:
-            return lock_file(self._path(LOCK), shared=shared)
+            return take(self._path(LOCK))
         path = self._path("")
         if not self._may_be_link or not os.path.islink(path):
-            return lock_file(path + LOCK, shared=shared)
-        return _both(os.path.realpath(path) + LOCK, path + LOCK, shared=shared)
+            return take(path + LOCK)
+        return _both(take, os.path.realpath(path) + LOCK, path + LOCK)
 
     def close(self) -> None:
         self._file = self._identity = None
 
 
+def _remove(temporary: str, directories: Iterable[str] = ()) -> None:
+    """Remove a temporary file, if it still has this name, and the directories that were made for it."""
+    # A remaining file does no harm, and `vacuum` removes it.
+    with suppress(OSError):
+        os.unlink(temporary)
+    disk.remove_directories(directories)
+
+
 @contextmanager
-def _both(of_file: str, of_link: str, *, shared: bool) -> Iterator[None]:
+def _both(
+    take: Callable[[str], AbstractContextManager[object]],
+    of_file: str,
+    of_link: str,
+) -> Iterator[None]:
     """Take two locks: the lock of the file itself, and the lock that the C library takes for a symbolic link to it."""
-    with lock_file(of_file, shared=shared), lock_file(of_link, shared=shared):
+    with take(of_file), take(of_link):
         yield

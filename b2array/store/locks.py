@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from b2array.errors import FormatError
 from b2array.store.base import make_deadlock_error
 from b2array.store.descriptors import allow, limit
-from b2array.store.disk import READ
+from b2array.store.disk import FULL, READ
 from b2array.store.endings import LOCK
 from b2array.store.links import OpenDirectory, open_itself
 
@@ -199,7 +199,7 @@ else:
             return
 
 
-def _raise_counter(path: str, fd: int) -> None:
+def _raise_counter(path: str, fd: int, *, removing: bool = False) -> None:
     # In other processes, the C library reads the frame again when this number changes.
     os.lseek(fd, 0, os.SEEK_SET)
     content = os.read(fd, _COUNTER.stop + 1).ljust(_COUNTER.stop, b"\0")
@@ -210,7 +210,12 @@ def _raise_counter(path: str, fd: int) -> None:
         )
     counter = (int.from_bytes(content[_COUNTER], "little") + 1) % 2**64
     os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, bytes(_COUNTER.start) + counter.to_bytes(8, "little"))
+    try:
+        os.write(fd, bytes(_COUNTER.start) + counter.to_bytes(8, "little"))
+    except OSError as error:
+        # The disk had room for an empty file. Nobody reads again what is removed.
+        if not (removing and error.errno in FULL):
+            raise
 
 
 def _still_has(path: str, file: _LockFile) -> bool:
@@ -221,12 +226,15 @@ def _still_has(path: str, file: _LockFile) -> bool:
         return False
 
 
-def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
+def lock_file(path: str, *, shared: bool, removing: bool = False) -> AbstractContextManager[object]:
     """Take the lock of the C library's lock file, and hold it until the ``with`` block ends.
 
     Readers take the lock only if the file exists. Writers make the file, but not its directory; FileNotFoundError says
     that the directory is missing. The context manager is the file itself, which C code closes: after Ctrl-C in Python
     code, the lock could remain, and the next change by this process would wait for ever.
+
+    With `removing`, the caller will remove the frame or the group. If the disk is full, it needs no new lock file:
+    nobody holds the lock of a missing file, and nobody else can make the file, either.
 
     Raises
     ------
@@ -238,7 +246,12 @@ def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
     while True:
         if shared and not os.path.lexists(path):
             return nullcontext()
-        file = _open_lock(path, shared=shared)
+        try:
+            file = _open_lock(path, shared=shared)
+        except OSError as error:
+            if removing and error.errno in FULL:
+                return nullcontext()
+            raise
         try:
             if _is_held(file, False, *(() if shared else (True,))):
                 raise make_deadlock_error(path)  # noqa: TRY301 - the file must be closed
@@ -249,7 +262,7 @@ def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
             _flock(file.fileno(), shared)
             if _still_has(path, file):
                 if not shared:
-                    _raise_counter(path, file.fileno())
+                    _raise_counter(path, file.fileno(), removing=removing)
                 return file
         except BaseException:
             file.close()

@@ -186,5 +186,11 @@ class MemoryStore(Store):
                 if name in self._objects and self.stamp(name).digest == digest:
                     del self._objects[name]
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
+    def lock(
+        self,
+        name: str,  # noqa: ARG002
+        *,
+        shared: bool = False,  # noqa: ARG002
+        removing: bool = False,  # noqa: ARG002
+    ) -> AbstractContextManager[object]:
         return self._writers.held_once(self.url)

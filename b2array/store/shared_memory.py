@@ -110,5 +110,11 @@ class SharedMemoryStore(FsspecStore):
                 }
             )
 
-    def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
+    def lock(
+        self,
+        name: str,  # noqa: ARG002
+        *,
+        shared: bool = False,  # noqa: ARG002
+        removing: bool = False,  # noqa: ARG002
+    ) -> AbstractContextManager[object]:
         return _shared_writers.held
