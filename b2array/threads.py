@@ -6,11 +6,16 @@ dask's threaded scheduler and of distributed's workers, and in processes that mu
 workers of dask's process scheduler.
 
 C-Blosc must not start threads: `alone` is the only way to call it.
+
+When the interpreter ends, it stops all threads but the main one, and then closes generators and drops objects, whose
+clean-up may come here. No thread answers any more, and NumPy may crash. So nothing waits then, and nothing is read or
+written: `require_running` raises an error.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -24,7 +29,18 @@ from numcodecs import blosc
 
 from b2array import config
 
-__all__ = ["Answer", "ahead", "alone", "each", "is_worker", "result", "spread", "width"]
+__all__ = [
+    "Answer",
+    "ahead",
+    "alone",
+    "each",
+    "is_ending",
+    "is_worker",
+    "require_running",
+    "result",
+    "spread",
+    "width",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,6 +60,20 @@ _here = _ThreadState()
 def is_worker() -> bool:
     """Return whether the caller probably runs several calls at a time: in other threads, or in other processes."""
     return threading.current_thread() is not threading.main_thread() or parent_process() is not None
+
+
+def is_ending() -> bool:
+    """Return whether the interpreter is ending, so that no other thread runs any more."""
+    return sys.is_finalizing()
+
+
+def require_running() -> None:
+    """Raise RuntimeError if the interpreter is ending."""
+    if sys.is_finalizing():
+        raise RuntimeError(
+            "the interpreter is ending, so b2array reads and writes nothing any more; end a block of `with` earlier, or"
+            " register a function with atexit instead of __del__"
+        )
 
 
 def width() -> int:
@@ -161,7 +191,7 @@ def ahead(task: Callable[[T], R], items: Iterable[T], count: int, *, apart: bool
         yield from _in_order(pool, task, chain(first, source), count)
     finally:
         pool.end()
-        for thread in pool.threads:
+        for thread in () if is_ending() else pool.threads:
             thread.join()
 
 
@@ -193,7 +223,7 @@ def result(answer: Answer[R]) -> R:
             break
         except Empty:
             # Windows notices Ctrl-C only between two calls.
-            continue
+            require_running()
     if error is None:
         return value
     try:
@@ -239,7 +269,7 @@ class _Calls(Generic[T, R]):
         """Begin no more calls, and wait for the running calls. The first interrupt is raised afterwards."""
         self._ended = True
         interrupted = None
-        while len(self._over) < len(self._begun):
+        while len(self._over) < len(self._begun) and not is_ending():
             try:
                 self._news.get()
             except BaseException as error:

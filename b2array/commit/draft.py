@@ -207,6 +207,7 @@ class Draft(Source):
         first: int = 0,
         staging: Staging | None = None,
     ) -> None:
+        threads.require_running()
         start = base.state if base is not None else new
         if start is None:
             raise ValueError("a transaction needs a base or a new frame")
@@ -534,10 +535,11 @@ class Draft(Source):
     def abort(self) -> None:
         """Give up the changes: refuse new chunks, remove their files unless an index names them, and end the forks.
 
-        In a process that was forked from the process of the transaction, this removes nothing.
+        In a process that was forked from the process of the transaction, and while the interpreter ends, this removes
+        nothing.
         """
         self.staging.close()
-        if not self.staging.is_ours:
+        if not self.staging.is_ours or threads.is_ending():
             return
         files = self.staging.files
         try:

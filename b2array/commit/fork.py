@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from b2array import threads
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import (
     DIGEST_NBYTES,
@@ -222,10 +223,11 @@ def abandon_write(point: ForkPoint) -> None:
 def remove_journal(point: ForkPoint) -> None:
     """Remove the journal, and the directory of chunks next to a contiguous file, as far as possible.
 
-    Errors of the store are ignored. The journal of a new array stays while chunks are there without an index.
+    Errors of the store are ignored. While the interpreter ends, both stay. The journal of a new array stays while
+    chunks are there without an index.
     """
     store = point.journal_store
-    if store is None:
+    if store is None or threads.is_ending():
         return
     # Even if the store fails here, the transaction has ended, and `vacuum` removes the journal later.
     with suppress(OSError, B2ArrayError):
@@ -264,7 +266,7 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
     def end() -> None:
         """End the thread, and wait until it has ended."""
         ended.set()
-        if thread.ident is not None:
+        if thread.ident is not None and not threads.is_ending():
             # Otherwise the thread might write the journal again after its removal.
             thread.join()
 

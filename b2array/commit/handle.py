@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from b2array import config
+from b2array import config, threads
 from b2array.commit.cursor import Cursor, Ended, Following, Pinned, Promised
 from b2array.commit.draft import Draft, make_abandoned_error, warn_of_forgotten
 from b2array.commit.locks import writers_lock
@@ -194,8 +194,9 @@ class Handle:
     def reading(self, task: Callable[[Source], T]) -> T:
         """Return the result of a task that reads; repeat it if a commit through this handle has removed its source.
 
-        Raises the errors of `recover`.
+        Raises the errors of `recover`, and RuntimeError if the interpreter is ending.
         """
+        threads.require_running()
         source = self.source
         while True:
             try:
@@ -344,7 +345,9 @@ class Handle:
             try:
                 yield
             except BaseException:
-                self.leave(None)
+                # While the interpreter ends, no other thread could release the mutex.
+                if not threads.is_ending():
+                    self.leave(None)
                 draft.abort()
                 raise
             with self.mutex.held:
@@ -403,7 +406,8 @@ class Handle:
             self.cursor, self._draft = Ended(make_abandoned_error(self.url), self._draft), None
 
     def require_writable(self) -> None:
-        """Raise ReadOnlyError if the handle was opened for reading."""
+        """Raise ReadOnlyError if the handle was opened for reading, and RuntimeError if the interpreter is ending."""
+        threads.require_running()
         if self.mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
 

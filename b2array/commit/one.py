@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
+from b2array import threads
 from b2array.buffers import Buffer
 from b2array.commit.draft import Draft, discard
 from b2array.commit.locks import makers_lock, writers_lock
@@ -59,6 +60,7 @@ def commit(draft: Draft) -> Snapshot:
     ConflictError: another writer has changed chunks or values on which these changes depend. The store keeps the state
     of that writer. FileExistsError: the place of a new frame is occupied.
     """
+    threads.require_running()
     try:
         draft.flush()
         if draft.base is not None and not draft.changed:

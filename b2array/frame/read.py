@@ -128,6 +128,7 @@ def make_reader(
     nbytes: int = 0,
 ) -> ChunkReader:
     """Return a reader that plans and carries out a read; the parameters are the ones of `read`."""
+    threads.require_running()
     share = _WORKERS_SHARE if source.is_local and threads.is_worker() else _SHARE
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // share
     # The chunks of a transaction can change, so their blocks have no key.
@@ -177,6 +178,7 @@ def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     """Return the item at a position within the array, whose dtype has no fields."""
+    threads.require_running()
     # This computes with plain numbers: the tiling of a selection would take longer than the rest of the read.
     number = block = position = 0
     for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from b2array import threads
 from b2array.commit.draft import Draft, warn_of_forgotten
 from b2array.commit.entries import GroupChange
 from b2array.commit.fork import make_fork_point
@@ -84,7 +85,11 @@ class Transaction(Changes):
             self._members.add(name, path)
 
     def _require_open(self) -> None:
-        """Raise ConflictError if the transaction has ended, or if this process is a fork of its process."""
+        """Raise ConflictError if the transaction has ended, or if this process is a fork of its process.
+
+        RuntimeError: the interpreter is ending.
+        """
+        threads.require_running()
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
         if self._owner != os.getpid():
@@ -153,8 +158,13 @@ class Transaction(Changes):
     # The end.
 
     def abort(self) -> None:
-        """Give up all changes, and end the transaction. In a forked process, the files of the changes remain."""
+        """Give up all changes, and end the transaction.
+
+        In a forked process, and while the interpreter ends, the files of the changes remain.
+        """
         self._ended = True
+        if threads.is_ending():
+            return
         if self._owner == os.getpid():
             self._discard()
             return

@@ -7,6 +7,7 @@ an answer to obstore leaves any doubt, the file system sends the request again.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -363,3 +364,28 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
     os.register_at_fork(after_in_child=_after_fork)
+
+
+_LONGEST_WAIT = 2.0
+"""In seconds: how long the end of the program may wait for threads of obstore."""
+
+
+def _let_answers_end() -> None:
+    """Wait until no thread of obstore runs Python code.
+
+    obstore passes an answer to asyncio in one of its threads. The program may go on, and end, while that thread waits
+    for the interpreter. Before Python 3.14, the interpreter then ends the thread, and Rust ends the process with
+    SIGABRT. `threading` does not know such a thread, but it has a Python frame until it has passed the answer.
+    """
+    if "obstore" not in sys.modules:
+        return
+    latest = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < latest:
+        known = {thread.ident for thread in threading.enumerate()}
+        if sys._current_frames().keys() <= known:
+            return
+        time.sleep(0.001)
+
+
+# Functions that were registered later run earlier, and may still send requests.
+atexit.register(_let_answers_end)
