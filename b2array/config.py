@@ -24,6 +24,7 @@ __all__ = [
     "coalesce_gap",
     "durable",
     "limits",
+    "locks",
     "retries",
     "threads",
     "using",
@@ -76,6 +77,13 @@ durable: bool | str = "ordered"
 "full": nothing, because a commit returns only when all of its data are on disk. "off": whole arrays, if they were
 written in the last minute, because nothing waits for the disk. True means "full" and False "off"."""
 
+locks: str = "on"
+"""Whether writers lock local files: "on" or "off".
+
+"off" is for file systems without locks, and for programs that are alone: nothing then keeps two programs, or two
+threads with separate handles, from committing at the same moment, and one of the commits may be lost or damage the
+array."""
+
 obstore: bool = True
 """Whether ranges of objects in clouds and on HTTP servers are read through obstore, if it is installed and can send the
 same requests as the fsspec client. With False, the fsspec client sends all requests."""
@@ -104,6 +112,7 @@ _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
     "coalesce_gap": ("a number of bytes, 0 or more", _at_least(0)),
     "durable": ("'off', 'ordered' or 'full'", lambda value: value in ("ordered", "full", "off", True, False)),
     "limits": ("a b2array.config.Limits", lambda value: isinstance(value, Limits)),
+    "locks": ("'on' or 'off'", lambda value: isinstance(value, str) and value in ("on", "off")),
     "obstore": ("True or False", lambda value: isinstance(value, bool)),
     "retries": ("a whole number, 0 or more", _at_least(0)),
     "threads": ("a whole number, 1 or more", _at_least(1)),

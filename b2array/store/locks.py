@@ -20,6 +20,7 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from b2array import config
 from b2array.errors import FormatError
 from b2array.store.base import make_deadlock_error
 from b2array.store.descriptors import allow, limit
@@ -226,6 +227,43 @@ def _still_has(path: str, file: _LockFile) -> bool:
         return False
 
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+"""The numbers of the errors of file systems without locks, such as some mounts of NFS and Lustre."""
+
+
+def _wait_for(file: _LockFile, *, shared: bool) -> None:
+    """Wait for the lock of an open file, and take it; do nothing if `config.locks` is "off"."""
+    if config.locks == "off":
+        return
+    try:
+        _flock(file.fileno(), shared)
+    except OSError as error:
+        raise _explain(error, file.path) from None
+
+
+def _take_if_free(file: _LockFile) -> bool:
+    """Take the lock of an open file if it is free, and return whether; with `config.locks` "off" it always is."""
+    if config.locks == "off":
+        return True
+    try:
+        return _flock_if_free(file.fileno())
+    except OSError as error:
+        raise _explain(error, file.path) from None
+
+
+def _explain(error: OSError, path: str) -> OSError:
+    """Return an error that names what was locked, and says what to do if the file system has no locks."""
+    place = path.removesuffix(LOCK).rstrip(os.sep)
+    if error.errno not in _NO_LOCKS:
+        return OSError(error.errno, error.strerror, place)
+    return OSError(
+        error.errno,
+        f"{error.strerror}: this file system has no locks, which keep two writers apart. If nobody else writes here,"
+        " set b2array.config.locks = 'off'. Some file systems have locks once they are mounted with the option flock",
+        place,
+    )
+
+
 def lock_file(path: str, *, shared: bool, removing: bool = False) -> AbstractContextManager[object]:
     """Take the lock of the C library's lock file, and hold it until the ``with`` block ends.
 
@@ -259,7 +297,7 @@ def lock_file(path: str, *, shared: bool, removing: bool = False) -> AbstractCon
                 file.close()
                 return nullcontext()
             _held[file.key] = file
-            _flock(file.fileno(), shared)
+            _wait_for(file, shared=shared)
             if _still_has(path, file):
                 if not shared:
                     _raise_counter(path, file.fileno(), removing=removing)
@@ -279,7 +317,7 @@ def free_lock(path: str) -> FileIO | None:
     while True:
         file = _open_lock(path, shared=False)
         try:
-            if _is_held(file, False, True) or not _flock_if_free(file.fileno()):
+            if _is_held(file, False, True) or not _take_if_free(file):
                 file.close()
                 return None
             if _still_has(path, file):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -369,3 +370,82 @@ def test_an_array_that_is_replaced_by_one_of_the_other_layout_keeps_who_may_use_
     url.chmod(0o770 if old == "sparse" else 0o660)
     b2array.zeros(10, url=url, layout=new, overwrite=True)
     assert (url.stat().st_gid, url.stat().st_mode & 0o777) == (group, 0o770 if new == "sparse" else 0o660)
+
+
+# ---- file systems without locks ----
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def without_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    import fcntl
+
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    return request.param
+
+
+def change_everything(directory: Path, layout: str) -> None:
+    """Write in each way that takes a lock, and compare with NumPy."""
+    url, x = directory / "a.b2nd", np.zeros((6, 4))
+    array = b2array.open(url, "r+")
+    array[1:3] = x[1:3] = 5
+    array.append(np.ones((2, 4)))
+    array.snapshot("s")
+    array.attrs["unit"] = "m"
+    np.testing.assert_array_equal(b2array.open(url)[...], np.concatenate([x, np.ones((2, 4))]))
+    group = b2array.open_group(directory / "g.b2d", "a")
+    with group.transaction() as changes:
+        changes["x"] = x
+        changes["y"] = x + 1
+    group["x"][0] = 7
+    del group["y"]
+    assert [*group] == ["x"]
+    assert b2array.open(directory / "g.b2d" / "x.b2nd")[0].tolist() == [7] * 4
+    b2array.asarray(x, url=url, overwrite=True, layout=layout)
+    np.testing.assert_array_equal(b2array.open(url)[...], x)
+
+
+@posix
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_a_file_system_without_locks_is_an_error_that_names_the_frame_and_the_setting(tmp_path, without_locks, layout):
+    url = tmp_path / "a.b2nd"
+    array = b2array.zeros((6, 4), url=url, chunks=(2, 4), layout=layout)
+    for write in (
+        lambda: array.__setitem__(0, 1),
+        lambda: array.append(np.ones((1, 4))),
+        lambda: array.attrs.__setitem__("x", 1),
+        lambda: b2array.open_group(tmp_path / "g.b2d", "a").__setitem__("x", [1]),
+    ):
+        with pytest.raises(
+            OSError, match=r"has no locks.*b2array\.config\.locks = 'off'.*/(a\.b2nd|g\.b2d)'$"
+        ) as caught:
+            write()
+        assert caught.value.errno == without_locks
+    assert not b2array.open(url)[...].any()
+    assert b2array.open(url).shape == (6, 4)
+
+
+@posix
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_a_file_system_without_locks_can_be_written_if_locks_are_off(tmp_path, without_locks, layout):
+    b2array.zeros((6, 4), url=tmp_path / "a.b2nd", chunks=(2, 4), layout=layout)
+    with b2array.config.using(locks="off"):
+        change_everything(tmp_path, layout)
+
+
+@posix
+def test_locks_that_are_off_wait_for_nobody(file):
+    with LocalStore(file).lock(""):
+        seen = []
+
+        def write() -> None:
+            with b2array.config.using(locks="off"):
+                take(LocalStore(file))
+            seen.append("wrote")
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join(LONG)
+        assert seen == ["wrote"]
