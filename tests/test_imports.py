@@ -255,3 +255,12 @@ def test_importing_b2array_leaves_out_what_only_some_programs_use() -> None:
     }
     assert loaded.isdisjoint(f"b2array.{name}" for name in late)
     assert "b2array.store.local" in loaded
+
+
+def test_a_class_has_a_name_of_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for module in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module.name)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

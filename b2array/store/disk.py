@@ -153,19 +153,19 @@ def make_directories(path: str) -> list[str]:
     if os.path.isdir(path):
         return []
     parent = os.path.dirname(path)
-    made = make_directories(parent)
+    new = make_directories(parent)
     try:
         os.mkdir(path)
-        made.insert(0, path)
+        new.insert(0, path)
     except FileExistsError:
         # Another process has made the directory at the same moment.
         pass
     except BaseException:
-        remove_directories(made)
+        remove_directories(new)
         raise
     if durability() != "off":
         force_directory(parent)
-    return made
+    return new
 
 
 def remove_directories(paths: Iterable[str]) -> None:

@@ -447,7 +447,7 @@ class LocalStore(Store):
         exclusive: bool,
         expected: Version | None = None,
     ) -> Stamp:
-        made = disk.make_directories(os.path.dirname(path))
+        new = disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
         # Only a new file may wait: a file that replaces an older one must be on the disk before the rename.
         may_wait = exclusive and forces.may_wait()
@@ -462,7 +462,7 @@ class LocalStore(Store):
             # The caller knows only this name.
             if isinstance(error, OSError) and error.filename == temporary:
                 error.filename = path
-            _remove(temporary, made)
+            _remove(temporary, new)
             raise
         # A new file still has both names, if the file system cannot rename it exclusively.
         _remove(temporary)
