@@ -8,7 +8,7 @@ Source: ``objectarray.py``, ``batch_array.py`` and ``list_array.py`` of python-b
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 from b2array.array.schunk import SChunk
@@ -61,11 +61,12 @@ class Items(Sequence[Any]):
         if self._kind == "vlarray":
             return None
         notes = self._chunks.vlmeta.get(_LENGTHS)
-        if notes is None and not self._chunks.nchunks:
-            return []
         counts = notes.get("batch_lengths") if isinstance(notes, Mapping) else None
+        if not isinstance(counts, list):
+            # python-blosc2 also counts the objects if the note is missing.
+            return [len(self._decode(number)) for number in range(self._chunks.nchunks)]
         # Compare types, because True is also an instance of int.
-        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+        if not all(type(count) is int and count >= 0 for count in counts):
             raise FormatError(f"expected the lengths of batches in {_LENGTHS!r}, found {counts!r:.80}")
         if len(counts) != self._chunks.nchunks:
             raise FormatError(f"expected {self._chunks.nchunks} batches, found {len(counts)} lengths")
@@ -118,34 +119,44 @@ class Items(Sequence[Any]):
 
     def _item(self, number: int) -> Any:
         if self._counts is None:
-            return self._batch(number, lambda content: [decode_attr(content)])[0]
+            return self._batch(number, 1)[0]
         batch = 0
         while number >= self._counts[batch]:
             number -= self._counts[batch]
             batch += 1
-        return self._batch(batch, self._unpack_batch)[number]
+        return self._batch(batch, self._counts[batch])[number]
 
-    def _batch(self, number: int, unpack: Callable[[bytes], list[Any]]) -> list[Any]:
+    def _batch(self, number: int, expected: int) -> list[Any]:
+        """Return the objects of a chunk; FormatError for another number of objects than expected."""
         # A loop over the objects decodes each batch once.
         if self._last is not None:
             last_number, objects = self._last
             if last_number == number:
                 return objects
-        where = f"{self.url}: chunk {number}"
-        content = self._chunks.decompress_chunk(number)
-        objects = prefix_errors(where, lambda: unpack(content))
-        expected = 1 if self._counts is None else self._counts[number]
+        objects = self._decode(number)
         if len(objects) != expected:
-            raise FormatError(f"{where}: expected {expected} objects, found {len(objects)}")
+            raise FormatError(f"{self.url}: chunk {number}: expected {expected} objects, found {len(objects)}")
         self._last = number, objects
         return objects
 
-    @staticmethod
-    def _unpack_batch(content: bytes) -> list[Any]:
-        blocks = decode_attrs(content)
-        if not all(isinstance(block, list) for block in blocks):
-            raise FormatError("expected lists of objects in a batch, found other values")
-        return [item for block in blocks for item in block]
+    def _decode(self, number: int) -> list[Any]:
+        """Read a chunk, and return its objects."""
+        unpack = _unpack_object if self._kind == "vlarray" else _unpack_batch
+        content = self._chunks.decompress_chunk(number)
+        return prefix_errors(f"{self.url}: chunk {number}", lambda: unpack(content))
 
     def __repr__(self) -> str:
         return f"<b2array.Items {self.url}: {count_text(len(self), _KINDS[self._kind])}>"
+
+
+def _unpack_object(content: bytes) -> list[Any]:
+    """Return the object of a chunk, alone in a list."""
+    return [decode_attr(content)]
+
+
+def _unpack_batch(content: bytes) -> list[Any]:
+    """Return the objects of a batch, whose blocks are lists of objects."""
+    blocks = decode_attrs(content)
+    if not all(isinstance(block, list) for block in blocks):
+        raise FormatError("expected lists of objects in a batch, found other values")
+    return [item for block in blocks for item in block]

@@ -299,7 +299,12 @@ def _declare_layout(described: Frame) -> Layout:
 def _require_complete(described: Frame) -> None:
     """Raise UnsupportedError if a frame that caches another array lacks some of its chunks or blocks."""
     # Source: the metalayers of a `blosc2.Proxy`: one bit for each block (in older versions for each chunk), which is
-    # set if the block is present.
+    # set if the block is present; and a mark that a writer sets before it changes chunks, and removes afterwards.
+    if described.vlmetalayer("proxy-dirty") is not None:
+        raise UnsupportedError(
+            f"python-blosc2 caches another array here (the metalayer {b2nd.CACHE!r} says so), and a writer is at work"
+            " or was killed, so no chunk can be trusted; remove the cache, or let python-blosc2 fetch the chunks again"
+        )
     mask = _note_in(described, "proxy-fetched-blocks")
     per_chunk = _note_in(described, "proxy-fetched-bpc")
     what = "blocks"

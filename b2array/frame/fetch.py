@@ -386,7 +386,8 @@ class _Chunk:
         nblocks = self.expected_nblocks()
         if self.blocks is None or (nblocks == len(self.blocks) and not self.is_local):
             nbytes = frame.chunk_nbytes(self.number)
-            # Only instrumented chunks are larger. Bytes after the chunk are ignored.
+            # Only chunks with measurements or with small blocks of variable length are larger. Bytes after the chunk
+            # are ignored.
             most = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
             return (yield from self.read_whole(most, nblocks or most // 4))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
@@ -442,14 +443,20 @@ class _Chunk:
             nbytes += checksums.record_nbytes(nblocks)
         ask = self.ask(0, nbytes)
         view = yield ask
-        head = self.cached.head if self.cached is not None else self.unpack_head(view)
-        cbytes = head.header.cbytes
+        head = None if self.cached is None else self.cached.head
+        header = ChunkHeader.unpack(view) if head is None else head.header
+        cbytes = header.cbytes
+        # Even the block starts may be longer than expected: small blocks of variable length take more bytes than data.
+        if head is None and chunk.head_nbytes(view, header) <= len(view):
+            head = self.unpack_head(view, header)
         _, start, stop = self.location
         fits = stop < 0 or start + cbytes <= stop
         # If the chunk is longer than expected, ask again, unless its object ends here.
         if len(view) == ask.nbytes < cbytes and fits:
-            record = checksums.record_nbytes(len(head.starts)) if self.record_due else 0
+            record = checksums.record_nbytes(header.nblocks) if self.record_due else 0
             view = yield self.ask(0, cbytes + record)
+        if head is None:
+            head = self.unpack_head(view, header)
         return (yield from self.check_whole(head, view))
 
     def check_whole(self, head: ChunkHead, view: memoryview) -> Steps:

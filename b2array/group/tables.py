@@ -10,6 +10,7 @@ Source: ``ctable_storage.py`` and ``schema.py`` of python-blosc2.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ DESCRIPTION = "_meta"
 """The member that describes a table."""
 _ROWS = "_valid_rows"
 _KIND = "ctable"
+_VERSIONS = (1, 2, 3)
+"""The versions of descriptions that say how the columns are stored; a later one may store them in another way."""
 _NUMBERS = frozenset(
     [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     + ["float32", "float64", "complex64", "complex128", "bool", "string", "bytes", "ndarray"]
@@ -171,6 +174,9 @@ class Table:
             with suppress(ValueError, RecursionError):
                 schema = json.loads(text)
         schema = schema if isinstance(schema, dict) else {}
+        version = schema.get("version", 1)
+        if version not in _VERSIONS:
+            raise UnsupportedError(f"expected the description of a table of version 1 to 3, found {version!r:.40}")
         columns = schema.get("columns")
         if not isinstance(columns, list) or not all(map(_is_column, columns)):
             raise FormatError(f"expected the columns of a table, found {text!r:.80}")
@@ -214,7 +220,7 @@ class Table:
 
         Raises UnsupportedError for a kind that only python-blosc2 reads.
         """
-        path = f"_cols/{name}"
+        path = _path_of(name)
         kind = column["kind"]
         if kind in _NUMBERS:
             values = self._read_valid(path, name)
@@ -305,6 +311,34 @@ class Table:
         # Without any words all items are missing, and each gets an empty text.
         values = words[codes] if len(words) else np.full(len(codes), "", _TEXT)
         return _mask(values, missing)
+
+
+def _path_of(name: str) -> str:
+    r"""Return the name of the member that stores a column.
+
+    Columns inside a column have its name and a dot in front. After a backslash, any character is part of a name.
+
+    Examples
+    --------
+    >>> _path_of("trip.speed")
+    '_cols/trip/speed'
+    >>> _path_of(r"trip\.speed (m/s)")
+    '_cols/trip%2Espeed (m%2Fs)'
+    """
+    # At the end of the name, a backslash has nothing behind it, and is a character.
+    characters = re.findall(r"\\.|.", name, re.DOTALL)
+    parts = [""]
+    for character in characters:
+        if character == ".":
+            parts.append("")
+        else:
+            parts[-1] += _quote(character[-1])
+    return "/".join(["_cols", *parts])
+
+
+def _quote(character: str) -> str:
+    """Return a character as it stands in the path of a column."""
+    return f"%{ord(character):02X}" if character in "%/.\\" else character
 
 
 def _mask(values: Array, missing: Array) -> Array:

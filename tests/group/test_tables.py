@@ -14,6 +14,7 @@ import blosc2
 import msgpack
 import numpy as np
 import pytest
+from blosc2.ctable_storage import _column_name_to_relpath
 
 import b2array
 from b2array import Items, Table, config
@@ -116,6 +117,57 @@ def test_records_have_all_columns(table_url: Path) -> None:
     assert records["plain"][:4].tolist() == [0, 1, 2, 4]
     assert records["text"].tolist() == [item("text", n) for n in range(NROWS) if n not in DELETED]
     assert records["raw"][0] == b"r0"
+
+
+NAMES = ("trip.lon", "a%b", "x/y", r"a\.b", "plain", "trip.deep.er", "back\\\\slash", "ends\\", "täxt.s", "50% of a.b")
+
+
+def rename_columns(table: Path, names: dict[str, str]) -> None:
+    """Rename columns of a table, and their files: `CTable.rename_column` fails for text."""
+    meta = b2array.open_schunk(table / "_meta.b2f", "r+")
+    schema = json.loads(meta.vlmeta["schema"])
+    for column in schema["columns"]:
+        old, column["name"] = column["name"], names[column["name"]]
+        place = _column_name_to_relpath(column["name"])
+        (table / "_cols" / place).parent.mkdir(parents=True, exist_ok=True)
+        for file in [*(table / "_cols").glob(f"{old}[._]*")]:
+            file.rename(table / "_cols" / (place + file.name.removeprefix(old)))
+    meta.vlmeta["schema"] = json.dumps(schema)
+
+
+@pytest.mark.parametrize("kind", ["int32", "text", "long", "blob", "word", "time"])
+def test_columns_have_any_names_that_python_blosc2_accepts(kind: str, tmp_path: Path) -> None:
+    columns = [f"k{n}" for n in range(len(NAMES))]
+    fields = [(name, SPECS[kind][0], blosc2.field(SPECS[kind][1])) for name in columns]
+    theirs = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(tmp_path / "t.b2d"), mode="w")
+    for n in range(20):
+        theirs.append(tuple(item(kind, n + i) for i in range(len(NAMES))))
+    theirs.close()
+    rename_columns(tmp_path / "t.b2d", dict(zip(columns, NAMES, strict=True)))
+    ours = b2array.open(tmp_path / "t.b2d")
+    with blosc2.CTable.open(str(tmp_path / "t.b2d")) as theirs:
+        assert tuple(ours) == tuple(theirs.col_names) == NAMES
+        for i, name in enumerate(NAMES):
+            expected = [item(kind, n + i) for n in range(20)]
+            mask = np.ma.getmaskarray(ours[name])
+            values = np.ma.getdata(ours[name])
+            assert [None if hidden else value for hidden, value in zip(mask, values, strict=True)] == expected, name
+            assert len(theirs[name][:]) == 20
+
+
+@pytest.mark.parametrize("version", [4, 0, "2", None, [1]])
+def test_a_table_of_a_version_that_nobody_knows_is_refused(version: Any, tmp_path: Path) -> None:
+    write_table(tmp_path / "t.b2d", ("plain",), 3)
+    meta = b2array.open_schunk(tmp_path / "t.b2d" / "_meta.b2f", "r+")
+    schema = json.loads(meta.vlmeta["schema"])
+    meta.vlmeta["schema"] = json.dumps({**schema, "version": version})
+    with pytest.raises(ValueError, match="Unsupported schema version"):
+        blosc2.CTable.open(str(tmp_path / "t.b2d"), mode="r")
+    with pytest.raises(UnsupportedError, match="expected the description of a table of version 1 to 3, found"):
+        b2array.open(tmp_path / "t.b2d")
+    del schema["version"]
+    meta.vlmeta["schema"] = json.dumps(schema)
+    assert b2array.open(tmp_path / "t.b2d")["plain"].tolist() == [0, 1, 2]
 
 
 def test_a_table_without_rows_and_one_without_missing_items_are_plain(tmp_path: Path) -> None:
@@ -251,6 +303,22 @@ def test_a_cache_that_lacks_chunks_says_so(source: Any, tmp_path: Path) -> None:
         b2array.open(tmp_path / "none.b2nd")
 
 
+def test_a_cache_whose_writer_was_killed_is_not_read(source: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "cache.b2nd")
+    blosc2.Proxy(source, urlpath=url, mode="w").fetch()
+    whole = Path(url).read_bytes()
+    # As `Proxy._begin_persistent_mutation` does before it changes chunks.
+    cache = blosc2.blosc2_ext.open(url, mode="a", offset=0)
+    cache.schunk.vlmeta["proxy-dirty"] = {"pid": 1, "version": 1}
+    with pytest.raises(UnsupportedError, match=r"cache\.b2nd: .* a writer is at work or was killed"):
+        b2array.open(url)
+    with pytest.raises(UnsupportedError, match="a writer is at work or was killed"):
+        b2array.from_bytes(Path(url).read_bytes())
+    del cache.schunk.vlmeta["proxy-dirty"]
+    np.testing.assert_array_equal(b2array.open(url)[...], source[...])
+    np.testing.assert_array_equal(b2array.from_bytes(whole)[...], source[...])
+
+
 @pytest.mark.parametrize("kind", ["expression", "function"])
 def test_saved_computations_are_refused_with_the_reason(kind: str, source: Any, tmp_path: Path) -> None:
     if kind == "expression":
@@ -314,7 +382,41 @@ def test_pickles_and_arrow_are_refused(kind: str, tmp_path: Path) -> None:
             b2array.open(tmp_path / "x.b2f")
 
 
-@pytest.mark.parametrize("lengths", [None, 3, [2, 2], [-1], ["x"], [5], [True]])
+@pytest.mark.parametrize(("items_per_block", "nitems"), [(1, 1), (1, 2), (2, 100), (1, 2000), (100, 5000)])
+def test_batches_of_small_items_take_more_bytes_than_their_data(
+    items_per_block: int, nitems: int, tmp_path: Path
+) -> None:
+    theirs = blosc2.BatchArray(urlpath=str(tmp_path / "b.b2b"), mode="w", items_per_block=items_per_block)
+    items = [n % 5 for n in range(nitems)]
+    for _ in range(3):
+        theirs.append(items)
+    assert list(b2array.open(tmp_path / "b.b2b")) == 3 * items
+    # The same chunks with checksums behind them, in one file and in many objects.
+    source = b2array.open_schunk(tmp_path / "b.b2b")
+    for url in (str(tmp_path / "copy.b2b"), f"memory://small-items-{items_per_block}-{nitems}.b2b"):
+        copy = b2array.create_schunk(url, chunksize=0, meta=source.meta)
+        for number in range(3):
+            copy.append_chunk(source.get_chunk(number))
+        assert list(b2array.open(url)) == 3 * items
+        assert b2array.verify(url).ok
+
+
+@pytest.mark.parametrize("note", [None, 3, {}, {"batch_lengths": None}])
+def test_batches_without_a_note_of_their_lengths_are_counted(note: Any, tmp_path: Path) -> None:
+    theirs = blosc2.BatchArray(urlpath=str(tmp_path / "b.b2b"), mode="w", items_per_block=2)
+    theirs.append(["text", 2, 3])
+    theirs.append([None])
+    del theirs.schunk.vlmeta["_batch_array_metadata"]
+    if note is not None:
+        theirs.schunk.vlmeta["_batch_array_metadata"] = note
+    del theirs
+    ours = b2array.open(tmp_path / "b.b2b")
+    assert (len(ours), list(ours)) == (4, ["text", 2, 3, None])
+    if note is None:
+        assert [item for batch in blosc2.open(str(tmp_path / "b.b2b")) for item in batch] == list(ours)
+
+
+@pytest.mark.parametrize("lengths", [[2, 2], [-1], ["x"], [5], [True]])
 def test_batches_of_other_lengths_are_refused(lengths: Any, tmp_path: Path) -> None:
     held = b2array.create_schunk(
         tmp_path / "x.b2b", chunksize=0, meta={"batcharray": {"version": 1, "serializer": "msgpack"}}
