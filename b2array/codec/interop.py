@@ -1,7 +1,9 @@
 """Parameters with which the C library misreads frames, or cannot read them, although its own files may have them.
 
 This applies to python-blosc2 4.14: it uses the dictionary of one chunk for the next, and undoes the filter delta
-without the first block of a chunk when it reads another block. It stores the parameter of a filter in one signed byte.
+without the first block of a chunk when it reads another block. After the filter delta, `pipeline_backward` of the C
+library may use the same buffer for the input and the output of a filter. This happens if there is another delta, or if
+there are five or six filters. python-blosc2 stores the parameter of a filter in one signed byte.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from b2array.errors import UnsupportedError
 __all__ = ["readable", "require_readable"]
 
 _LARGEST_META = 127
+_MOST_WITH_DELTA = 4
+"""The maximum number of filters, delta among them, that the C library undoes correctly."""
 _WAY_OUT = "interop=False writes them all the same"
 
 
@@ -27,6 +31,14 @@ def require_readable(params: CParams, typesize: int, *, delta: bool) -> None:
         raise UnsupportedError(
             "stock Blosc2 reads parts of arrays with the delta filter wrongly when a chunk has several blocks, and of "
             f"super-chunks always; {_WAY_OUT}"
+        )
+    filters = [each for each in params.filter_slots if each != FilterId.NOFILTER]
+    # Rounding within bounds may put one more filter into the chunks.
+    count = len(filters) + params.is_lossy
+    if filters.count(FilterId.DELTA) > 1 or (FilterId.DELTA in filters and count > _MOST_WITH_DELTA):
+        raise UnsupportedError(
+            f"stock Blosc2 undoes the delta filter wrongly if it is there twice, or with more than"
+            f" {_MOST_WITH_DELTA - 1} other filters (rounding is one); {_WAY_OUT}"
         )
     if params.use_dict:
         raise UnsupportedError(
