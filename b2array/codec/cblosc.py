@@ -52,6 +52,15 @@ NOSHUFFLE: int = blosc.NOSHUFFLE
 SHUFFLE: int = blosc.SHUFFLE
 BITSHUFFLE: int = blosc.BITSHUFFLE
 
+_MOST_COUNTED = 2**31 - 1
+"""The largest number that C-Blosc 1 counts. It adds the size of a block to the number of bytes that it has written, to
+see whether the block fits, and writes beyond its buffer if the sum is larger."""
+_MAX_NBYTES = _MOST_COUNTED - BLOSC1_HEADER_LEN
+_LARGEST_BLOCK = 2**20
+"""The maximum size of blocks, in bytes, if C-Blosc 1 chooses it."""
+_MOST_ADDED = 2**12
+"""More bytes than a header and the sizes of the streams of one block."""
+
 _SHUFFLE_FLAGS = {NOSHUFFLE: 0x00, SHUFFLE: 0x01, BITSHUFFLE: 0x04}
 _CNAMES = {
     CodecId.BLOSCLZ: b"blosclz",
@@ -479,12 +488,19 @@ class Blosc1Chunk(NamedTuple):
     starts: Int64Array
 
 
+def _is_counted(nbytes: int, block_nbytes: int) -> bool:
+    """Return whether C-Blosc 1 can count the bytes of a chunk of `nbytes` bytes that does not get smaller."""
+    return nbytes + max(block_nbytes, _LARGEST_BLOCK) + _MOST_ADDED <= _MOST_COUNTED
+
+
 def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int | None:
     """Return the block size to request from C-Blosc 1 for blocks of `block_nbytes` bytes; None if this is impossible.
 
     C-Blosc 1 makes zstd blocks of the requested size. For other codecs and items of at most 16 bytes, it makes split
     blocks of ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes.
     """
+    if not _is_counted(nbytes, block_nbytes):
+        return None
     if codec == CodecId.ZSTD:
         return block_nbytes if block_nbytes >= MIN_STREAM else None
     if typesize > MAX_SPLIT or block_nbytes % typesize or block_nbytes > 2**20:
@@ -503,7 +519,13 @@ def compress(
     blocksize: int,
     typesize: int,
 ) -> bytes:
-    """Compress `data` to a Blosc1 chunk."""
+    """Compress `data` to a Blosc1 chunk. Data too large for C-Blosc 1 to count are stored as they are."""
+    nbytes = len(data)
+    if not _is_counted(nbytes, blocksize) and nbytes <= _MAX_NBYTES:
+        block_nbytes = min(nbytes, _LARGEST_BLOCK)
+        cbytes = BLOSC1_HEADER_LEN + nbytes
+        head = _HEADER.pack(VERSION_BLOSC1, 1, FLAG_MEMCPYED, typesize, nbytes, block_nbytes, cbytes)
+        return b"".join((head, data.data))
     buf: bytes = threads.alone(blosc.compress, data, cname, clevel, shuffle, blocksize, typesize)
     return buf
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import struct
 import tracemalloc
 
+import blosc2
+import numcodecs.blosc
 import numpy as np
 import pytest
 from chunks import CODECS, sine, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
+import b2array
 from b2array import codecs
 from b2array.codec import cblosc
 from b2array.codec.cblosc import Blosc1Params
@@ -239,3 +242,32 @@ def test_small_streams_get_a_compressible_tail(neblock: int) -> None:
     assert not padded[data.size :].any()
     assert (len(padded) - len(data)) % neblock == 0
     assert (len(padded) > len(data)) == (neblock < 4096)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_c_blosc_gets_no_more_than_it_counts(codec: str) -> None:
+    number = codecs.codec_id(codec)
+    largest = 2**31 - 1 - 32
+    for nbytes, block_nbytes in (
+        (largest, 2**18),
+        (2**31 - 2**18, 2**18),
+        (2**31 - 2**20, 2**20),
+        (2**31 - 2**29, 2**29),
+    ):
+        assert cblosc.fused_ask(number, 1, block_nbytes, nbytes) is None
+    assert cblosc.fused_ask(number, 1, 2**18, 2**31 - 2**21) == 2**18
+
+
+@pytest.mark.parametrize("nbytes", [2**23 - 17, 2**23 - 2**20])
+def test_data_that_c_blosc_cannot_count_are_stored_as_they_are(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.resize(sine(1000), nbytes).view(np.uint8)[:nbytes]
+    small = cblosc.compress(data, b"zstd", 5, cblosc.SHUFFLE, 0, 8)
+    # A smaller limit, because the real one needs chunks of 2 GiB.
+    monkeypatch.setattr(cblosc, "_MOST_COUNTED", 2**23)
+    chunk = cblosc.compress(data, b"zstd", 5, cblosc.SHUFFLE, 0, 8)
+    assert len(small) < len(chunk) == nbytes + 16
+    assert numcodecs.blosc.decompress(chunk) == numcodecs.blosc.decompress(small) == data.tobytes()
+    # Chunks of Blosc2 are compressed in parts, and still get smaller.
+    ours = b2array.compress(data, typesize=8, cparams=b2array.CParams("lz4"))
+    assert len(ours) < nbytes // 2
+    assert blosc2.decompress2(ours) == b2array.decompress(ours) == data.tobytes()
