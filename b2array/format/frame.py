@@ -196,9 +196,13 @@ def unpack(
         raise FormatError(
             f"expected markers {_UINT32:#04x} and {_FIXEXT16:#04x} in the trailer, found {marker:#04x} and {ext:#04x}"
         )
-    longest = min(length, config.limits.metadata_nbytes)
-    if not _MIN_TRAILER_LEN <= trailer_len <= longest:
-        raise FormatError(f"expected a trailer of 25 to {longest} bytes, found {trailer_len}")
+    if not _MIN_TRAILER_LEN <= trailer_len <= length:
+        raise FormatError(f"expected a trailer of {_MIN_TRAILER_LEN} to {length} bytes, found {trailer_len}")
+    limit = config.limits.metadata_nbytes
+    if trailer_len > limit:
+        raise FormatError(
+            f"expected a trailer of at most {limit} bytes (config.limits.metadata_nbytes), found {trailer_len}"
+        )
     # Find the trailer from its end, because there may be bytes between the index and the trailer.
     trailer = bytes(tail[length - trailer_len :])
     layers = _unpack_trailer_layers(trailer)
@@ -374,8 +378,17 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
 
 
 def pack_vlmeta(value: Buffer) -> bytes:
-    """Pack the content of a variable-length metalayer as a chunk."""
+    """Pack the content of a variable-length metalayer as a chunk.
+
+    LimitError: `unpack_vlmeta` would refuse a content of this size, even if the chunk is much smaller.
+    """
     content = memoryview(value).cast("B")
+    limit = config.limits.metadata_nbytes
+    if content.nbytes > limit:
+        raise LimitError(
+            f"{content.nbytes} bytes of metadata in one value: at most {limit} are allowed"
+            " (config.limits.metadata_nbytes)"
+        )
     if content.nbytes <= _SHORT:
         return encode.encode(content, cparams=_RAW)
     middle = content.nbytes // 2

@@ -239,7 +239,9 @@ def header_nbytes(buf: Buffer) -> int:
     (header_len,) = struct.unpack_from(">i", buf, 11)
     smallest, limit = FIXED_LEN + _MIN_LAYERS_LEN, config.limits.metadata_nbytes
     if not smallest <= header_len <= limit:
-        raise FormatError(f"expected a header of {smallest} to {limit} bytes, found {header_len}")
+        raise FormatError(
+            f"expected a header of {smallest} to {limit} bytes (config.limits.metadata_nbytes), found {header_len}"
+        )
     return int(header_len)
 
 

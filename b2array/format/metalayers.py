@@ -122,7 +122,9 @@ def check(layers: Layers) -> None:
     # A header or trailer has fewer than 1024 bytes besides the contents.
     limit = config.limits.metadata_nbytes - 1024
     if size > limit:
-        raise LimitError(f"{size} bytes of metalayers: at most {limit} are allowed")
+        raise LimitError(
+            f"{size} bytes of metalayers: at most {limit} are allowed (config.limits.metadata_nbytes, less 1024)"
+        )
 
 
 def find(layers: Layers, name: str) -> bytes | None:

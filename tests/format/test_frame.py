@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lengths import Sampled
 
+import b2array
 from b2array import config
 from b2array.codec import decode, encode
 from b2array.codec.cparams import CParams
@@ -723,6 +724,37 @@ def test_a_vlmetalayer_is_one_chunk() -> None:
     huge = encode.special_chunk(Special.ZEROS, 2**30, typesize=1)
     with pytest.raises(FormatError, match="metadata_nbytes"):
         frame.unpack_vlmeta(huge)
+
+
+def test_the_writer_and_the_reader_of_a_vlmetalayer_have_one_limit() -> None:
+    with config.using(limits=config.Limits(metadata_nbytes=50_000)):
+        longest = b"x" * 50_000
+        assert frame.unpack_vlmeta(frame.pack_vlmeta(longest)) == longest
+        with pytest.raises(
+            LimitError, match=r"50001 bytes .* at most 50000 are allowed \(config.limits.metadata_nbytes"
+        ):
+            frame.pack_vlmeta(longest + b"x")
+
+
+def test_an_attribute_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    a = b2array.asarray([1, 2], url=tmp_path / "a.b2nd")
+    with config.using(limits=config.Limits(metadata_nbytes=2**20)):
+        a.attrs["fits"] = b"x" * (2**20 - 16)
+        with pytest.raises(LimitError, match=r"config\.limits\.metadata_nbytes"):
+            a.attrs["big"] = b"x" * (2**20 + 5)
+        assert {**b2array.open(tmp_path / "a.b2nd").attrs} == {"fits": b"x" * (2**20 - 16)}
+
+
+def test_a_trailer_above_the_limit_is_valid_and_the_error_names_the_limit(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).bytes(2**20)
+    stock = blosc2.asarray(np.arange(10), urlpath=str(tmp_path / "a.b2nd"))
+    stock.schunk.vlmeta["noise"] = noise
+    assert b2array.open(tmp_path / "a.b2nd").attrs["noise"] == noise
+    with (
+        config.using(limits=config.Limits(metadata_nbytes=2**19)),
+        pytest.raises(FormatError, match=r"of at most 524288 bytes \(config.limits.metadata_nbytes\), found 1"),
+    ):
+        b2array.open(tmp_path / "a.b2nd")
 
 
 @given(st.binary(max_size=3000))
