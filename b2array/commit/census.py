@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from b2array.errors import FormatError, UnsupportedError
+from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.format import summary
 from b2array.format.attributes import decode_attr
 from b2array.format.state import State
@@ -21,20 +21,35 @@ from b2array.frame.manifest import (
     Manifest,
     Row,
     is_embedded,
-    is_member_name,
     members_among,
     own_files,
+    refuse_other_names,
+    require_member_name,
 )
 from b2array.frame.snapshot import load_published
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
 
-__all__ = ["EMBEDDED_MAP", "EMBEDDED_NOTES", "complete_manifest", "embedded_extents", "rows_among"]
+__all__ = [
+    "EMBEDDED_MAP",
+    "EMBEDDED_NOTES",
+    "OBJECTS",
+    "TABLE",
+    "complete_manifest",
+    "embedded_extents",
+    "find_objects",
+    "rows_among",
+]
 
 EMBEDDED_NOTES = "estore_metadata"
 """The attribute in which python-blosc2 describes the members in an embedding frame."""
 EMBEDDED_MAP = "embed_map"
 """The key in this attribute under which python-blosc2 notes where each member is."""
+OBJECTS = "_object_registry"
+"""The attribute of the embedding frame in which python-blosc2 lists tables and references to remote groups."""
+TABLE = "ctable"
+"""The kind of tables in this list. Their columns are members; objects of other kinds have no members."""
+_REMOTE = "b2remote_store"
 
 
 def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
@@ -65,6 +80,7 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
             )
         files = [*summary.unpack_all(manifest.summaries)]
     _require_complete(group, manifest)
+    prefix_errors(group.url, lambda: refuse_other_names(files))
     rows = {}
     if EMBEDDED in files:
         frame = load_published(group.below(EMBEDDED), sparse=False)
@@ -102,15 +118,37 @@ def _require_complete(group: Store, manifest: Manifest) -> None:
 def embedded_extents(state: State, url: str) -> dict[str, range | None]:
     """Return the byte range of each member in an embedding frame, by name; None for a reference to a server.
 
-    FormatError: the map of members is damaged, or a range exceeds the data of the frame.
+    FormatError: the map of members is damaged, or a range exceeds the data of the frame. UnsupportedError: the group
+    only refers to a remote group, or a member has a name that it cannot have here.
     """
+    if state.frame.metalayer(_REMOTE) is not None:
+        raise UnsupportedError(
+            f"{url}: RemoteStore.save() of python-blosc2 has written references to a remote group here (the metalayer"
+            f" {_REMOTE!r} says so); let python-blosc2 open it, and store the arrays with materialize()"
+        )
     packed = state.attr(EMBEDDED_NOTES)
     notes = {} if packed is None else decode_attr(packed)
     entries = notes.get(EMBEDDED_MAP, {}) if isinstance(notes, Mapping) else None
     if not isinstance(entries, Mapping):
         raise FormatError(f"{url}: expected a map of embedded members, found another value")
     nbytes = state.frame.nbytes
-    return {_name(url, key): _extent(url, nbytes, key, entry) for key, entry in entries.items()}
+    extents = {_name(url, key): _extent(url, nbytes, key, entry) for key, entry in entries.items()}
+    for key, entry in find_objects(state, url).items():
+        if not isinstance(entry, Mapping) or entry.get("kind") != TABLE:
+            extents[_name(url, key)] = None
+    return extents
+
+
+def find_objects(state: State, url: str) -> Mapping[str, Any]:
+    """Return the list of tables and references to remote groups in an embedding frame, by key, which begins with "/".
+
+    FormatError: the list is damaged.
+    """
+    packed = state.attr(OBJECTS)
+    objects = {} if packed is None else decode_attr(packed)
+    if not isinstance(objects, Mapping):
+        raise FormatError(f"{url}: expected a list of objects by their names, found another value")
+    return objects
 
 
 def _name(url: str, key: Any) -> str:
@@ -119,8 +157,10 @@ def _name(url: str, key: Any) -> str:
     # python-blosc2 writes a slash before each name.
     if isinstance(key, str) and key.startswith("/"):
         name = key[1:]
-    if not is_member_name(name):
+    parts = name.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts):
         raise FormatError(f"{url}: expected names of embedded members, found {key!r}")
+    prefix_errors(url, lambda: require_member_name(name))
     return name
 
 

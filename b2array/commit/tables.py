@@ -17,7 +17,7 @@ from b2array.frame.snapshot import load
 from b2array.store.base import MISSING, Store
 from b2array.store.local import LocalStore
 
-__all__ = ["refuse_columns"]
+__all__ = ["describes_a_table", "refuse_columns", "table_of"]
 
 _COLUMN = re.compile(r"(?P<table>.*)[/\\](?P<path>(?:_cols|_indexes)[/\\].+|_valid_rows(?:\.b2nd)?)", re.DOTALL)
 _DESCRIPTION = ("_meta.b2f", "_meta.b2nd", "_meta.b2frame")
@@ -33,11 +33,17 @@ def refuse_columns(store: Store) -> None:
     if parts is None:
         return
     descriptions = _descriptions(store, parts["table"], parts["path"])
-    if any(map(_describes_a_table, descriptions)):
+    if any(map(describes_a_table, descriptions)):
         raise ReadOnlyError(
             f"{store.url} belongs to a table of python-blosc2, whose indexes and counts of rows would no longer be "
             f"right; change it with blosc2.open({parts['table']!r}, mode='a'), or write a copy of the array"
         )
+
+
+def table_of(path: str) -> str:
+    """Return the name of the table inside a group that the frame with this path may describe; "" for other paths."""
+    outer, _, name = path.rpartition("/")
+    return outer if name in _DESCRIPTION else ""
 
 
 def _descriptions(store: Store, table: str, path: str) -> list[Store]:
@@ -48,7 +54,7 @@ def _descriptions(store: Store, table: str, path: str) -> list[Store]:
     return [] if around is None else [around(name) for name in _DESCRIPTION]
 
 
-def _describes_a_table(store: Store) -> bool:
+def describes_a_table(store: Store) -> bool:
     """Read a frame: whether it describes a table. A missing or unreadable frame does not."""
     # If the description is missing or unreadable, python-blosc2 does not open the group as a table either.
     with suppress(*MISSING, B2ArrayError):

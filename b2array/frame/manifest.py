@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PureWindowsPath
 from typing import Any, Final, Literal, Self, get_args
 
 import msgpack
@@ -47,6 +48,8 @@ __all__ = [
     "members_among",
     "mounts_among",
     "own_files",
+    "refuse_other_names",
+    "require_member_name",
     "retired_path",
     "staged_path",
 ]
@@ -127,11 +130,43 @@ def is_member_name(name: str) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Raise `FormatError` unless a path leads to a file below a directory, and not out of it."""
-    parts = path.split("/")
+    """Raise `FormatError` unless a path leads to a file below a directory, and not out of it, on Windows as well.
+
+    UnsupportedError: the path has a backslash, with which it leads to different files on different systems.
+    """
+    parts = path.replace("\\", "/").split("/")
     leads_out = any(part in ("", ".", "..") for part in parts)
-    if leads_out or "\0" in path or "\\" in path:
+    has_backslash = "\\" in path
+    has_drive = has_backslash and PureWindowsPath(path).anchor
+    if leads_out or "\0" in path or has_drive:
         raise FormatError(f"expected relative paths of files, found {path!r}")
+    if has_backslash:
+        raise UnsupportedError(f"the file {path!r} cannot be shown here: a backslash separates directories on Windows")
+
+
+def refuse_other_names(paths: Iterable[str]) -> None:
+    """Raise UnsupportedError if python-blosc2 made one of these files of a group for a name that no member can have.
+
+    Without this error, such members would be left out of lists and copies.
+    """
+    for path in paths:
+        member = path.removesuffix("/" + FRAME_NAME)
+        if not member.endswith(SUFFIXES):
+            continue
+        name = member.rpartition(".")[0]
+        parts = name.split("/")
+        # A file that is only a suffix is no member of python-blosc2 either.
+        if parts[-1] and not any(map(is_file_of_group, parts)):
+            require_member_name(name)
+
+
+def require_member_name(name: str) -> None:
+    """Raise UnsupportedError if b2array cannot give this name of python-blosc2 to a member."""
+    if not is_member_name(name):
+        raise UnsupportedError(
+            f"the member {name!r} of python-blosc2 cannot be shown here: {_reason_to_refuse(name)}; let python-blosc2"
+            " copy it to another name and delete it"
+        )
 
 
 def members_among(paths: Iterable[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_errors
 from b2array.frame import snapshot
-from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among
+from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among, refuse_other_names
 from b2array.frame.places import ZIP, Place
 from b2array.group import embedded
 from b2array.group.members import Members
@@ -178,6 +178,7 @@ class Archive:
         inner: Mapping[str, str] = {}
         with self._of_one_archive(stamp):
             entries = prefix_errors(self.url, lambda: _entries(self.store, stamp))
+            prefix_errors(self.url, lambda: refuse_other_names(entries))
             if EMBEDDED in entries:
                 embedding = SChunk(self._open(EMBEDDED, stamp, entries))
                 inner = embedded.members(embedding)

@@ -8,7 +8,7 @@ from typing import Any
 
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
-from b2array.commit.census import EMBEDDED_MAP, EMBEDDED_NOTES, embedded_extents
+from b2array.commit.census import EMBEDDED_MAP, EMBEDDED_NOTES, OBJECTS, TABLE, embedded_extents, find_objects
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format.frame import Frame
@@ -24,8 +24,10 @@ __all__ = [
     "EmbedFile",
     "holds_members",
     "is_store",
+    "lists_objects",
     "members",
     "name_state",
+    "note_tables",
     "open_member",
     "pack_empty_frame",
     "remove",
@@ -127,15 +129,15 @@ def members(schunk: SChunk) -> dict[str, str]:
 
 
 def _find_extents(schunk: SChunk) -> dict[str, range | None]:
-    """Return the range of bytes of each embedded member by its name; None for a reference to an array on a server."""
+    """Return the range of bytes of each embedded member by its name; None for a reference to a server."""
     return embedded_extents(schunk._handle.source.state, schunk.url)
 
 
 def open_member(schunk: SChunk, path: str) -> Handle:
     """Read an embedded member into memory, and open it for reading.
 
-    Raises FormatError for a missing member, UnsupportedError for a reference to an array on a server, and LimitError
-    for a member that is too large.
+    Raises FormatError for a missing member, UnsupportedError for a reference to a server, and LimitError for a member
+    that is too large.
     """
     name = path.removeprefix(EMBEDDED + "/")
     extents = _find_extents(schunk)
@@ -143,7 +145,10 @@ def open_member(schunk: SChunk, path: str) -> Handle:
         raise FormatError(f"{schunk.url}: expected the embedded member {name!r}, found none")
     extent = extents[name]
     if extent is None:
-        raise UnsupportedError(f"{schunk.url}: the member {name!r} is a reference to an array on a server")
+        raise UnsupportedError(
+            f"{schunk.url}: the member {name!r} is a reference to an array or a group on a server; let python-blosc2"
+            " open it"
+        )
     if len(extent) > config.limits.chunk_nbytes:
         raise LimitError(f"{schunk.url}: the embedded member {name!r} takes {len(extent)} bytes")
     content = schunk.get_slice(extent.start, extent.stop)
@@ -158,17 +163,49 @@ def name_state(schunk: SChunk, path: str) -> str:
     if name not in extents:
         return ""
     extent = extents[name]
-    content = b"a reference to an array on a server"
+    content = b"a reference to a server"
     if extent is not None:
         content = schunk.get_slice(extent.start, extent.stop)
     return blake2b(content, digest_size=16).hexdigest()
 
 
 def remove(schunk: SChunk, names: Collection[str]) -> None:
-    """Remove embedded members from the list in the frame, which is a commit of the frame. Their bytes stay in it."""
-    notes = schunk.vlmeta[EMBEDDED_NOTES]
+    """Remove embedded members from the lists in the frame, which are commits of the frame. Their bytes stay in it."""
+    objects = _objects(schunk)
+    others = {key: entry for key, entry in objects.items() if key[1:] not in names}
+    if others != objects:
+        schunk.vlmeta[OBJECTS] = others
+    notes = schunk.vlmeta.get(EMBEDDED_NOTES)
+    if notes is None or not any(name in names for name in _find_extents(schunk)):
+        return
     rest = {key: entry for key, entry in notes[EMBEDDED_MAP].items() if key[1:] not in names}
     try:
         schunk.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: rest}
     except TypeError as error:
         raise FormatError(f"{schunk.url}: expected notes of embedded members, found other notes ({error})") from None
+
+
+def note_tables(schunk: SChunk, tables: Mapping[str, bool]) -> bool:
+    """List tables, given by name, in the frame if they exist, and remove the others; return whether this wrote.
+
+    python-blosc2 shows the columns of a table as members unless the list has the table, or has nothing at all.
+    """
+    objects = _objects(schunk)
+    others = {key: entry for key, entry in objects.items() if key[1:] not in tables}
+    for name, exists in tables.items():
+        if exists:
+            others[f"/{name}"] = {"kind": TABLE, "version": 1, "layout": "inline-tree-subtree"}
+    if others == objects:
+        return False
+    schunk.vlmeta[OBJECTS] = others
+    return True
+
+
+def lists_objects(schunk: SChunk) -> bool:
+    """Return whether the list of objects in the frame has any entry."""
+    return bool(_objects(schunk))
+
+
+def _objects(schunk: SChunk) -> Mapping[str, Any]:
+    """Return the list of tables and references to remote groups in the frame."""
+    return find_objects(schunk._handle.source.state, schunk.url)

@@ -44,7 +44,7 @@ from b2array.group.local import NewFrame, copier_of
 from b2array.group.members import Members, check_new
 from b2array.group.restoring import restore
 from b2array.group.snapshots import GroupDiff
-from b2array.group.tables import Table, is_table
+from b2array.group.tables import Table, is_table, refuse_parts
 from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spell_out
 from b2array.printable import printable
@@ -737,6 +737,7 @@ class Group(MutableMapping[str, Any]):
         doomed = home.members().below(self._prefix + name) if name else {}
         if not doomed:
             raise KeyError(name)
+        refuse_parts(home, self._prefix + name)
         with changing(home) as changes:
             changes.remove(doomed)
 
@@ -774,6 +775,7 @@ class Group(MutableMapping[str, Any]):
             raise
         if path is None:
             raise ValueError(f"{name!r} is a group, which pop() does not remove: move() renames it, del removes it")
+        refuse_parts(self._home, full)
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
             handle = home.open(path, "r")
@@ -795,6 +797,7 @@ class Group(MutableMapping[str, Any]):
     def clear(self) -> None:
         """Remove all arrays and groups in this group, in one commit; the group keeps its attributes."""
         own = self._full(ATTRS)
+        refuse_parts(self._home, self.name)
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
             members = home.members().below(self.name)
@@ -889,6 +892,7 @@ class Group(MutableMapping[str, Any]):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         if isinstance(self._home, GroupFork):
             raise ValueError("a fork of a group cannot move members: move them before you fork")  # noqa: TRY004
+        refuse_parts(self._home, self._full(check_name(source)))
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
             sources = changes._copy_members(source, changes, name)
@@ -1284,6 +1288,7 @@ def free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
     if not overwrite and full in members:
         hint = "" if overwrite is None else "; overwrite=True replaces it"
         raise FileExistsError(f"{group.url}: there is a member {name!r}{hint}")
+    refuse_parts(group._home, full)
     check_new(full, members, group._home.url)
     return name
 

@@ -27,7 +27,8 @@ from b2array.commit.handle import Handle, Mode
 from b2array.commit.localize import localize
 from b2array.commit.manifests import write_manifest
 from b2array.commit.prepare import copy_frame
-from b2array.errors import ConflictError
+from b2array.commit.tables import describes_a_table, table_of
+from b2array.errors import B2ArrayError, ConflictError, prefix_errors
 from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.frame import snapshot
@@ -43,6 +44,7 @@ from b2array.frame.manifest import (
     members_among,
     mounts_among,
     own_files,
+    refuse_other_names,
 )
 from b2array.frame.snapshot import Member, Snapshot, load_member
 from b2array.group import embedded, summaries
@@ -286,8 +288,9 @@ class LocalGroup:
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
         """Find the members among files, in the embedding frame, in the log, and in inner groups.
 
-        This reads the members that the log names.
+        This reads the members that the log names. UnsupportedError: a member has a name that it cannot have here.
         """
+        prefix_errors(self.url, lambda: refuse_other_names(files))
         paths = members_among(own_files(files))
         for name in mounts_among(files):
             paths |= self._members_of_mount(name)
@@ -450,13 +453,38 @@ class LocalGroup:
         The caller holds the lock of the manifest, and the locks of the members `locked`. The manifest itself does not
         change.
         """
-        return apply.apply_log(
+        applied = apply.apply_log(
             self.store_of,
             manifest.log,
             remove_embedded=self.remove_embedded,
             locked=locked,
             states=states,
         )
+        moved = {path: entry for path, entry in manifest.log.items() if entry.kind in ("frame", "delete")}
+        tables = {path: entry for path, entry in moved.items() if table_of(path)}
+        if tables:
+            try:
+                self._note_tables(tables)
+            except (OSError, B2ArrayError):
+                # The next writer tries again.
+                applied.left.update(tables)
+        return applied
+
+    def _note_tables(self, paths: Collection[str]) -> None:
+        """List the tables that these descriptions made, and no others, where python-blosc2 looks for tables.
+
+        The change reaches the disk before this returns. A group without an embedding frame has no such list.
+        """
+        try:
+            schunk = self._embedding("r+")
+        except FileNotFoundError:
+            return
+        if not embedded.lists_objects(schunk):
+            # Without a list, python-blosc2 finds the tables itself. A list with one of them would hide the others.
+            paths = [path for path in members_among(own_files(self.store.walk())).values() if table_of(path)]
+        tables = {table_of(path): describes_a_table(self.store_of(path)) for path in paths}
+        if embedded.note_tables(schunk, tables):
+            self.store_of(EMBEDDED).force()
 
     def apply_entry(self, path: str) -> None:
         """Apply an entry that puts a new frame in a member's place, so that a writer finds the frame there.

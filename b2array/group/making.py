@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.making import NewDraft
@@ -15,6 +16,7 @@ from b2array.group import whole
 from b2array.group.archive import Archive, make_archive_error
 from b2array.group.group import Group, free_name, put_member
 from b2array.group.local import LocalGroup
+from b2array.group.tables import DESCRIPTION
 from b2array.store.locks import holds_locks
 
 __all__ = ["make_member"]
@@ -86,6 +88,9 @@ def _show_near(home: LocalGroup, name: str) -> None:
         home.recover()
     manifest = home.load_manifest()
     near = home.members_near([name], manifest)
-    for path, each in home.paths_of([name], manifest).items():
+    # A part of a table cannot be made alone.
+    outer = accumulate(name.split("/")[:-1], "{}/{}".format)
+    names = [name, *(f"{each}/{DESCRIPTION}" for each in outer)]
+    for path, each in home.paths_of(names, manifest).items():
         near.add(each, path)
     home.show(manifest, near)

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,13 +25,14 @@ from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle, Mode
 from b2array.display.tables import count_text
-from b2array.errors import B2ArrayError, FormatError, LimitError, UnsupportedError, prefix_error
+from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
 
-__all__ = ["DESCRIPTION", "Table", "is_table"]
+__all__ = ["DESCRIPTION", "Table", "is_table", "refuse_parts"]
 
 DESCRIPTION = "_meta"
 """The member that describes a table."""
 _ROWS = "_valid_rows"
+_PARTS = (DESCRIPTION, _ROWS, "_cols/", "_indexes/")
 _KIND = "ctable"
 _VERSIONS = (1, 2, 3)
 """The versions of descriptions that say how the columns are stored; a later one may store them in another way."""
@@ -70,6 +72,18 @@ def is_table(home: Home, prefix: str) -> bool:
         # Without a readable description it is a group, whose other members can be opened.
         return False
     return kind in (_KIND, _KIND.encode())
+
+
+def refuse_parts(home: Home, name: str) -> None:
+    """Raise ReadOnlyError if a name is inside a table; this may read the descriptions of tables."""
+    for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+        if is_table(home, f"{outer}/"):
+            raise ReadOnlyError(
+                f"{home.url}/{outer} is a table of python-blosc2, of which {name!r} is a part; change it with"
+                " python-blosc2, or remove or copy the whole table"
+            )
+    if name.startswith(_PARTS) and is_table(home, ""):
+        raise ReadOnlyError(f"{home.url} is a table of python-blosc2; change {name!r} with python-blosc2")
 
 
 class Table:
