@@ -55,6 +55,8 @@ BITSHUFFLE: int = blosc.BITSHUFFLE
 _MOST_COUNTED = 2**31 - 1
 """The largest number that C-Blosc 1 counts. It adds the size of a block to the number of bytes that it has written, to
 see whether the block fits, and writes beyond its buffer if the sum is larger."""
+_SURELY_COUNTED = 2**29
+"""C-Blosc 1 can count the bytes of chunks up to this size, whatever their blocks."""
 _MAX_NBYTES = _MOST_COUNTED - BLOSC1_HEADER_LEN
 _LARGEST_BLOCK = 2**20
 """The maximum size of blocks, in bytes, if C-Blosc 1 chooses it."""
@@ -499,7 +501,7 @@ def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int 
     C-Blosc 1 makes zstd blocks of the requested size. For other codecs and items of at most 16 bytes, it makes split
     blocks of ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes.
     """
-    if not _is_counted(nbytes, block_nbytes):
+    if nbytes > _SURELY_COUNTED and not _is_counted(nbytes, block_nbytes):
         return None
     if codec == CodecId.ZSTD:
         return block_nbytes if block_nbytes >= MIN_STREAM else None
@@ -521,7 +523,7 @@ def compress(
 ) -> bytes:
     """Compress `data` to a Blosc1 chunk. Data too large for C-Blosc 1 to count are stored as they are."""
     nbytes = len(data)
-    if not _is_counted(nbytes, blocksize) and nbytes <= _MAX_NBYTES:
+    if _SURELY_COUNTED < nbytes <= _MAX_NBYTES and not _is_counted(nbytes, blocksize):
         block_nbytes = min(nbytes, _LARGEST_BLOCK)
         cbytes = BLOSC1_HEADER_LEN + nbytes
         head = _HEADER.pack(VERSION_BLOSC1, 1, FLAG_MEMCPYED, typesize, nbytes, block_nbytes, cbytes)

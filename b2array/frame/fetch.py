@@ -446,8 +446,8 @@ class _Chunk:
         head = None if self.cached is None else self.cached.head
         header = ChunkHeader.unpack(view) if head is None else head.header
         cbytes = header.cbytes
-        # Even the block starts may be longer than expected: small blocks of variable length take more bytes than data.
-        if head is None and chunk.head_nbytes(view, header) <= len(view):
+        # Small blocks of variable length take more bytes than their data: even the block starts may be longer.
+        if head is None and not header.vl_blocks:
             head = self.unpack_head(view, header)
         _, start, stop = self.location
         fits = stop < 0 or start + cbytes <= stop

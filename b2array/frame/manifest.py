@@ -68,6 +68,9 @@ RETIRED = ".b2retired"
 DATA = ".b2data"
 """The prefix, in an object store, with the revisions of contiguous members."""
 
+_INDEXES = "_indexes"
+"""The part of the path of an index in a table of python-blosc2."""
+
 _MAGIC = "b2array group"
 _VERSION = 4
 # Some systems and object stores refuse control characters, and Windows takes a backslash for a slash.
@@ -155,8 +158,10 @@ def refuse_other_names(paths: Iterable[str]) -> None:
             continue
         name = member.rpartition(".")[0]
         parts = name.split("/")
+        # Indexes of a table have the names of its columns, which may be any; nobody but python-blosc2 reads indexes.
+        is_index = _INDEXES in parts
         # A file that is only a suffix is no member of python-blosc2 either.
-        if parts[-1] and not any(map(is_file_of_group, parts)):
+        if parts[-1] and not is_index and not any(map(is_file_of_group, parts)):
             require_member_name(name)
 
 

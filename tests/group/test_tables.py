@@ -155,6 +155,17 @@ def test_columns_have_any_names_that_python_blosc2_accepts(kind: str, tmp_path: 
             assert len(theirs[name][:]) == 20
 
 
+def test_an_index_may_have_a_name_that_no_member_can_have(tmp_path: Path) -> None:
+    fields = [("k", int, blosc2.field(blosc2.int64()))]
+    theirs = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(tmp_path / "t.b2d"), mode="w")
+    for n in range(100):
+        theirs.append((n,))
+    theirs.rename_column("k", r"a\.b")
+    theirs.close()
+    assert (tmp_path / "t.b2d" / "_indexes" / r"a\.b").is_dir()
+    assert b2array.open(tmp_path / "t.b2d")[r"a\.b"].tolist() == [*range(100)]
+
+
 @pytest.mark.parametrize("version", [4, 0, "2", None, [1]])
 def test_a_table_of_a_version_that_nobody_knows_is_refused(version: Any, tmp_path: Path) -> None:
     write_table(tmp_path / "t.b2d", ("plain",), 3)
