@@ -897,6 +897,21 @@ def test_a_part_that_others_changed_before_it_was_computed_is_a_conflict(url: Pa
 
 
 @pytest.mark.parametrize("base", ["", "memory://"])
+def test_a_commit_that_is_repeated_after_other_writes_finds_itself(tmp_path: Path, base: str) -> None:
+    url = f"{base}{tmp_path}/g.b2d"
+    to_b2array(xr.Dataset({"a": ("t", np.zeros(8))}), url, encoding={"a": {"chunks": 4}})
+    first = xr.Dataset({"a": ("t", da.ones(4, chunks=4))})
+    second = xr.Dataset({"a": ("t", da.full(4, 2.0, chunks=4))})
+    delayed = to_b2array(first, url, region={"t": slice(0, 4)}, compute=False, snapshot="first")
+    delayed.compute()
+    to_b2array(second, url, region={"t": slice(4, 8)})
+    to_b2array(second, url, region={"t": slice(0, 4)}, compute=False).compute()
+    delayed.compute()  # a cluster runs the task again, whose worker died before it could answer
+    assert b2array.open_group(url)["a"][...].tolist() == [2] * 8
+    assert [each.name for each in b2array.open_group(url).snapshots] == ["first"]
+
+
+@pytest.mark.parametrize("base", ["", "memory://"])
 def test_a_part_of_a_group_is_written_by_its_own_url(tmp_path: Path, base: str) -> None:
     url = f"{base or tmp_path}/xarray-part.b2d"
     first = xr.Dataset({"a": ("t", np.arange(8.0))})

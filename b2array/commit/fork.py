@@ -52,7 +52,8 @@ from b2array.commit.staging import Staging, digest_of
 from b2array.commit.write import write
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import annotations as notes
-from b2array.format import index
+from b2array.format import index, recent
+from b2array.format.state import State
 from b2array.frame.fetch import chunk_number
 from b2array.frame.snapshot import Snapshot, load
 from b2array.frame.source import FRAME_NAME, Staged
@@ -72,9 +73,11 @@ __all__ = [
     "check_related",
     "commit_changes",
     "fork",
+    "has_forks",
     "make_fork_point",
     "merge",
     "merge_changes",
+    "note_forks",
     "prepare_merge",
     "remove_journal",
     "take_over",
@@ -666,6 +669,16 @@ def accept_forks(point: ForkPoint, draft: Draft) -> None:
         draft.forks.bases[point.base.generation] = point.base
 
 
+def note_forks(point: ForkPoint, draft: Draft) -> None:
+    """Note in a draft that its commit is the commit of these forks, for a task that runs again."""
+    draft.annotate(forks_of=recent.with_commit(draft.state.annotations.forks_of, point.transaction))
+
+
+def has_forks(state: State, point: ForkPoint) -> bool:
+    """Return whether the forks of this point were committed: in this state, or in one of the last states before it."""
+    return recent.has_commit(state.annotations.forks_of, point.transaction)
+
+
 def _resume(point: ForkPoint) -> Draft:
     """Begin a draft that continues the forked transaction, and accepts its forks.
 
@@ -707,7 +720,7 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
     draft = _resume(point)
     try:
         merge_changes(draft, changes, again=again)
-        draft.annotate(forks_of=point.transaction)
+        note_forks(point, draft)
         snapshot = commit(draft)
     except BaseException as error:
         draft.abort()
@@ -723,13 +736,13 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
 
 
 def _find_commit(point: ForkPoint) -> Snapshot | None:
-    """Load the present state, and return it if it is the commit of these forks; otherwise None.
+    """Load the present state, and return it if these forks were committed, maybe with later commits on top.
 
-    The answer to an earlier commit may have been lost.
+    Otherwise return None. The answer to an earlier commit may have been lost.
     """
     try:
         current = load(point.store)
     except (FileNotFoundError, FormatError):
         # Without a readable frame, no commit has succeeded.
         return None
-    return current if current.state.annotations.forks_of == point.transaction else None
+    return current if has_forks(current.state, point) else None

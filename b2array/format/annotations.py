@@ -79,7 +79,7 @@ _FIELDS = {
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
 """The fields that are maps in the metalayer."""
-_MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "floor", "unknown")
+_MERGED = ("fill", "dims", "dtype", "group_commit", "deleted", "floor", "unknown")
 """The fields that writers change. `plan` sets the fields of the commit; some other fields have special rules."""
 _SIZES_CPARAMS = METADATA
 # Only the zeros among checksums can be compressed.
@@ -128,8 +128,8 @@ class Annotations:
     group_commit : (str, int, str), optional
         The last commit of a group that changed the frame: the identity of the group, the number of the commit, and the
         path of the frame in the group. The number is 0 if readers need not know it.
-    forks_of : bytes, optional
-        The identity of the transaction whose forks were committed last without it.
+    forks_of : bytes
+        The list of the last transactions whose forks were committed without them, as `b2array.format.recent` packs it.
     deleted : bool
         Whether this frame only marks the place of a member that was deleted from a group.
     unknown : tuple of (key, value)
@@ -166,7 +166,7 @@ class Annotations:
     header: bytes | None = None
     recent: bytes = b""
     group_commit: GroupCommit | None = None
-    forks_of: bytes | None = None
+    forks_of: bytes = b""
     deleted: bool = False
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
@@ -215,7 +215,7 @@ class Annotations:
             header=packed.get("header"),
             recent=packed.get("recent", b""),
             group_commit=_group_commit(get("group")),
-            forks_of=packed.get("job"),
+            forks_of=packed.get("job", b""),
             deleted=get("deleted") is True,
             unknown=tuple(unknown),
             identity=packed.get("id") or None,
@@ -317,7 +317,12 @@ def merge(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotati
     written = set(base.lost) - set(ours.lost)
     newly_lost = set(ours.lost) - set(base.lost)
     lost = set(theirs.lost) - written | newly_lost
-    return replace(theirs, **changed, lost=tuple(sorted(lost)))
+    return replace(
+        theirs,
+        **changed,
+        lost=tuple(sorted(lost)),
+        forks_of=recent.merge(base.forks_of, ours.forks_of, theirs.forks_of),
+    )
 
 
 def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) -> list[str]:

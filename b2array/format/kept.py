@@ -290,7 +290,7 @@ def pack_state(state: State, header: bytes) -> bytes:
         header=None,
         recent=b"",
         group_commit=None,
-        forks_of=None,
+        forks_of=b"",
     )
     layers = [[name, raw] for name, raw in state.frame.vlmetalayers if name != LAYER]
     layers.append([LAYER, frame.pack_vlmeta(annotations.pack())])

@@ -18,9 +18,19 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
-from b2array.commit.fork import accept_forks, make_fork_point, merge_changes, remove_journal
+from b2array.commit.changes import ChangeSet
+from b2array.commit.draft import Draft
+from b2array.commit.fork import (
+    accept_forks,
+    has_forks,
+    make_fork_point,
+    merge_changes,
+    note_forks,
+    remove_journal,
+)
 from b2array.commit.fork_point import ForkPoint
 from b2array.errors import ConflictError, warn
+from b2array.format.state import State
 from b2array.group import group, whole
 from b2array.group.group import Group
 from b2array.group.listed import AnyGroup
@@ -399,17 +409,52 @@ def _commit(
 ) -> None:
     url, options, names, points, snapshot = shared.value
     home = group.open_group(url, "r+", storage_options=options)
-    with home.transaction() as changes:
-        if snapshot is not None:
-            changes.snapshot(snapshot)
-        for name, point, of_array in zip(names, points, dask.gather_changes(put), strict=True):
-            draft = changes[name]._handle.draft
-            if draft is None:
-                raise ConflictError(f"{url}: expected a transaction under way, found that it has ended")
-            accept_forks(point, draft)
-            merge_changes(draft, of_array, again=True)  # a cluster may repeat this task
+    try:
+        _commit_parts(home, names, points, dask.gather_changes(put), snapshot)
+    except (ConflictError, FileExistsError):
+        # Another run of this task may have been faster.
+        home.refresh()
+        states = [home[name]._handle.snapshot.state for name in names if name in home]
+        if not _have_all(states, points):
+            raise
     for point in points:
         remove_journal(point)
+
+
+def _commit_parts(
+    home: Group,
+    names: Sequence[str],
+    points: Sequence[ForkPoint],
+    parts: Sequence[Sequence[ChangeSet]],
+    snapshot: str | None,
+) -> None:
+    """Commit the changes of forks in a group, and a snapshot if it has a name, unless an earlier run has done so."""
+    with home.transaction() as changes:
+        drafts = [_draft_of(changes, name) for name in names]
+        # A cluster may run this task again.
+        if _have_all([draft.state for draft in drafts], points):
+            return
+        if snapshot is not None:
+            changes.snapshot(snapshot)
+        for draft, point, of_array in zip(drafts, points, parts, strict=True):
+            accept_forks(point, draft)
+            merge_changes(draft, of_array, again=True)
+            note_forks(point, draft)
+
+
+def _draft_of(changes: Group, name: str) -> Draft:
+    """Return the draft of a member in a transaction."""
+    draft = changes[name]._handle.draft
+    if draft is None:
+        raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
+    return draft
+
+
+def _have_all(states: Sequence[State], points: Sequence[ForkPoint]) -> bool:
+    """Return whether the forks of each point were committed to its array, whose state is in the same place."""
+    if not points or len(states) != len(points):
+        return False
+    return all(has_forks(state, point) for state, point in zip(states, points, strict=True))
 
 
 def _align(parts: Iterable[WritePart]) -> list[WritePart]:

@@ -30,11 +30,14 @@ from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
 from b2array.array.frozen import Frozen
+from b2array.commit.changes import ChangeSet
 from b2array.commit.fork import commit_changes, make_fork_point, write_part
+from b2array.commit.fork_point import ForkPoint
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
 
 LAYOUTS = ["contiguous", "sparse"]
+PLACES = ["{}/a.b2nd", "memory://{}/a.b2nd/"]
 
 
 @pytest.fixture(autouse=True)
@@ -536,8 +539,7 @@ def test_a_write_that_is_computed_twice_leaves_the_chunks_of_snapshots_alone(tmp
     a.refresh()
     a.snapshot("published")
     a.store(da.full((4, 100), 2.0, chunks=(1, 100)), scheduler="sync")
-    with pytest.raises(ConflictError):
-        first.compute(scheduler="sync")
+    first.compute(scheduler="sync")  # it finds its commit, which the second write has replaced since
     assert (b2array.open(a.url)[...] == 2).all()
     assert (b2array.open(a.url, at="published")[...] == 1).all()
 
@@ -550,9 +552,52 @@ def test_a_commit_that_is_repeated_after_others_removes_nothing(tmp_path: Path) 
     commit_changes(origin, [change], again=True)
     held = b2array.open(a.url)
     b2array.open(a.url, mode="r+").store(da.full((4, 100), 2.0, chunks=(1, 100)), scheduler="sync")
-    with pytest.raises(ConflictError):  # its worker died before it could say that the commit had happened
-        commit_changes(pickle.loads(pickle.dumps(origin)), [change], again=True)
+    # Its worker died before it could say that the commit had happened.
+    commit_changes(pickle.loads(pickle.dumps(origin)), [change], again=True)
     assert (held[...] == 1).all()
+    assert (b2array.open(a.url)[...] == 2).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("others", [1, 31, 32])
+def test_a_repeated_commit_is_found_below_other_commits_of_forks(place: str, others: int, tmp_path: Path) -> None:
+    url = place.format(tmp_path)
+    a = b2array.zeros((2, 100), url=url, chunks=(1, 100))
+
+    def write(row: int, value: int) -> tuple[ForkPoint, ChangeSet]:
+        point = make_fork_point(b2array.open(url, "r+")._handle.new_draft(), lasts=True)
+        part = slice(row, row + 1, 1), slice(0, 100, 1)
+        return point, write_part(point, part, np.full((1, 100), value), part)
+
+    first, late = write(0, 1), write(0, 7)
+    commit_changes(first[0], [first[1]], again=True)
+    for value in range(others):
+        point, change = write(1, value)
+        commit_changes(point, [change], again=True)
+    if others < 32:
+        commit_changes(first[0], [first[1]], again=True)
+    else:  # the list is full, and a refusal is safe
+        with pytest.raises(ConflictError):
+            commit_changes(first[0], [first[1]], again=True)
+    with pytest.raises(ConflictError):  # this one was never committed
+        commit_changes(late[0], [late[1]], again=True)
+    a.refresh()
+    assert a[:, 0].tolist() == [1, others - 1]
+
+
+def test_forks_that_are_committed_at_the_same_time_are_both_found(tmp_path: Path) -> None:
+    a = b2array.zeros((2, 100), url=tmp_path / "a.b2nd", chunks=(1, 100))
+    points = [make_fork_point(a._handle.new_draft(), lasts=True) for _ in range(2)]
+    parts = [(slice(row, row + 1, 1), slice(0, 100, 1)) for row in range(2)]
+    changes = [
+        write_part(point, part, np.full((1, 100), row + 1.0), part)
+        for row, (point, part) in enumerate(zip(points, parts, strict=True))
+    ]
+    for _ in range(2):
+        for point, change in zip(points, changes, strict=True):
+            commit_changes(point, [change], again=True)
+    a.refresh()
+    assert a[:, 0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -67,7 +67,7 @@ all_annotations = st.builds(
     header=st.none() | st.binary(),
     recent=st.binary(),
     group_commit=st.none() | st.builds(GroupCommit, st.text(), st.integers(0, 2**32), st.text()),
-    forks_of=st.none() | st.binary(),
+    forks_of=st.binary(),
     deleted=st.booleans(),
     identity=st.none() | st.binary(min_size=1),
     unknown=st.dictionaries(st.text().filter(lambda key: key not in known) | st.integers(0, 9), plain).map(
