@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
-from typing import Any
+from typing import Any, TypeVar
 
 from b2array.array.snapshots import SnapshotInfo
 
-__all__ = ["At", "name_of"]
+__all__ = ["At", "name_of", "open_found"]
+
+T = TypeVar("T")
 
 At = str | date | None
 """The name of a snapshot, or a moment, which means the latest snapshot until then."""
@@ -41,6 +43,22 @@ def name_of(
     if isinstance(at, str) and any(each.name == at for each in snapshots):
         return at
     return _find_latest(snapshots, _parse_moment(at), present.url)
+
+
+def open_found(name: str, find: Callable[[], str | None], open_named: Callable[[str], T]) -> T:
+    """Open the snapshot of this name, which `find` has found by its time, and return what `open_named` opens.
+
+    The caller never gave the name. So if another writer has dropped the snapshot meanwhile, look again for the latest
+    one at that time.
+    """
+    while True:
+        try:
+            return open_named(name)
+        except KeyError:
+            found = find()
+            if found is None or found == name:  # the snapshot is there, and something else is missing
+                raise
+            name = found
 
 
 def _find_latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url: str) -> str:

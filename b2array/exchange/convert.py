@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -316,7 +316,7 @@ def convert_to(
         if snapshots and tree.snapshots:
             # Only a whole group in a directory or prefix has a manifest, which can list snapshots.
             if to_format.name == "b2d" and not split_member(dst_url)[1]:
-                wanted = wanted._replace(moments=tuple(opened() for opened in tree.snapshots.values()))
+                wanted = wanted._replace(moments=tuple(_open_moments(tree)))
             else:
                 lost = count_text(len(tree.snapshots), "snapshot")
                 warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
@@ -344,6 +344,13 @@ def convert_to(
             )
     seconds = time.perf_counter() - start
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
+
+
+def _open_moments(tree: Hierarchy) -> Iterator[Any]:
+    """Open a group at its snapshots, and leave out those that another writer has dropped since they were listed."""
+    for opened in tree.snapshots.values():
+        with suppress(ConflictError):
+            yield opened()
 
 
 def _check_rounding(target: Format, *, verify: bool) -> None:

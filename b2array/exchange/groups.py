@@ -35,7 +35,7 @@ from b2array.group.archive import Archive
 from b2array.group.changing import begin
 from b2array.group.copying import copy_snapshots
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.kept import earlier_states, moment
+from b2array.group.kept import Moment, dropped_meanwhile, earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
 from b2array.group.local import NewFrame, copier_of
 from b2array.group.unpacked import is_changeable_archive, open_unpacked
@@ -92,9 +92,17 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         # A damaged list of snapshots must not prevent the members from being copied.
         with suppress(FormatError, UnsupportedError):
             snapshots = {
-                name: partial(moment, home, name) for name in group_ledger(home.url, home.load_manifest()).names
+                name: partial(_open_listed, home, name) for name in group_ledger(home.url, home.load_manifest()).names
             }
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
+
+
+def _open_listed(home: AnyGroup, name: str) -> Moment:
+    """Load a group at a snapshot that it had a moment ago; ConflictError if the snapshot was dropped since."""
+    try:
+        return moment(home, name)
+    except KeyError:
+        raise dropped_meanwhile(home.url, name) from None
 
 
 def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None = None) -> Hierarchy:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo
 from b2array.array.tensors import face
-from b2array.array.times import At, name_of
+from b2array.array.times import At, name_of, open_found
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
@@ -152,16 +153,16 @@ def open(
     (3,)
     """
     check_mode(mode, at, follow=follow)
-    name = name_of(
-        at,
-        lambda: open(url, offset=offset, storage_options=storage_options, fs=fs),
-        lambda: () if offset else _snapshots_around(url, storage_options, fs),
-    )
+    again = partial(open, url, offset=offset, storage_options=storage_options, fs=fs)
+    find = partial(name_of, at, again, lambda: () if offset else _snapshots_around(url, storage_options, fs))
+    name = find()
     if options and shape is None:
         names = ", ".join(sorted(options))
         raise TypeError(f"open() takes {names} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
+    if name is not None and name != at:
+        return open_found(name, find, lambda it: again(at=it))
     if is_open_file(url):
         store = open_store(url, storage_options=storage_options, fs=fs)
         return _open_file(url, mode, offset, store, follow=follow, at=name)

@@ -21,7 +21,7 @@ from b2array.array.many import read_many
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, make_entry
-from b2array.array.times import At, name_of
+from b2array.array.times import At, name_of, open_found
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
@@ -146,7 +146,10 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     ([20.5, 21.0], ['air'], False)
     """
     check_mode(mode, at, follow=follow)
-    name = name_of(at, lambda: open_group(url, storage_options=storage_options, fs=fs))
+    find = partial(name_of, at, lambda: open_group(url, storage_options=storage_options, fs=fs))
+    name = find()
+    if name is not None and name != at:
+        return open_found(name, find, lambda it: open_group(url, at=it, storage_options=storage_options, fs=fs))
     if is_open_file(url):
         # An open file takes no options: `open_store` refuses them.
         open_store(url, storage_options=storage_options, fs=fs)

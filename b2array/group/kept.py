@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from b2array.commit.copied_states import KeptState
-from b2array.commit.draft import is_part
 from b2array.commit.handle import Handle, Mode
+from b2array.commit.leftovers import belongs
 from b2array.commit.one import commit
 from b2array.commit.pins import Pin
 from b2array.commit.prepare import copy_frame
@@ -39,12 +39,14 @@ from b2array.store.base import MISSING, Store
 __all__ = [
     "Moment",
     "RetiredFrame",
+    "dropped_meanwhile",
     "earlier_states",
     "entry_of",
     "find_needed_states",
     "find_unneeded",
     "is_same_file",
     "moment",
+    "moment_of",
     "remove_frame",
     "retire",
 ]
@@ -155,7 +157,7 @@ def remove_frame(store: Store) -> None:
     """Remove a retired frame. If a part of it cannot be removed, `vacuum` tries again."""
     # No snapshot needs the frame any more, so a leftover file does no harm.
     with suppress(OSError, B2ArrayError):
-        store.remove(FRAME_NAME, is_part)
+        store.remove(FRAME_NAME, belongs)
 
 
 def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
@@ -190,13 +192,30 @@ def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Mome
     if entry is None:
         raise unknown_name(group.url, name, ledger.names)
     try:
+        return moment_of(group, entry, manifest)
+    except ConflictError:
+        # Another writer may have dropped the snapshot meanwhile, or made a new one under this name.
+        return moment(group, name)
+
+
+def moment_of(group: AnyGroup, entry: Kept, manifest: Manifest) -> Moment:
+    """Load a group at a snapshot that the ledger of a manifest lists; this reads the list of members, and no member.
+
+    ConflictError: another writer has dropped the snapshot since the manifest was read.
+    """
+    try:
         members = load_members(group.store, group.url, entry)
     except FileNotFoundError:
-        # Another writer may have dropped the snapshot meanwhile, or made a new one under this name.
-        if group.load_manifest() == manifest:
-            raise FormatError(f"{group.url}: expected the members of the snapshot {name!r}, found none") from None
-        return moment(group, name)
+        now = group_ledger(group.url, group.load_manifest()).find(entry.name)
+        if now == entry:
+            raise FormatError(f"{group.url}: expected the members of the snapshot {entry.name!r}, found none") from None
+        raise dropped_meanwhile(group.url, entry.name) from None
     return Moment(group, manifest, entry, members)
+
+
+def dropped_meanwhile(url: str, name: str) -> ConflictError:
+    """Return the error for a reader who has listed or opened a snapshot before it was dropped."""
+    return ConflictError(f"{url}: the snapshot {name!r} was dropped since it was opened")
 
 
 class Moment:
@@ -289,7 +308,7 @@ class Moment:
                 self._manifest = self.group.load_manifest()
         now = group_ledger(self.url, self._manifest).find(self.name)
         if now is None or now.digest != self.entry.digest:
-            raise ConflictError(f"{self.url}: the snapshot {self.name!r} was dropped since it was opened")
+            raise dropped_meanwhile(self.url, self.name)
         raise FormatError(
             f"{self.url}: expected the state {self.name!r} of {path}, found none: the member was removed or replaced"
             " without the group"
@@ -357,5 +376,5 @@ def _reload_state(
     except KeyError:
         then = None
     if then is None or then.entry.digest != entry.digest:
-        raise ConflictError(f"{group.url}: the snapshot {entry.name!r} was dropped since it was opened")
+        raise dropped_meanwhile(group.url, entry.name)
     return then.state_of(path)

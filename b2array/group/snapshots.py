@@ -19,9 +19,10 @@ from b2array.frame.kept import find_state
 from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
 from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published
-from b2array.group.kept import Moment, is_same_file, moment
+from b2array.group.kept import Moment, is_same_file, moment, moment_of
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
 from b2array.group.local import LocalGroup
+from b2array.store.base import in_one_state
 
 __all__ = ["GroupDiff", "diff_moments", "list_snapshots"]
 
@@ -61,8 +62,13 @@ def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
     """List the snapshots of a group, the oldest first, with the bytes that no other snapshot needs.
 
     This lists the members again, and reads the indexes of all members and kept states. A damaged member counts as
-    empty.
+    empty. If another writer drops a snapshot meanwhile, this begins again.
     """
+    return in_one_state(lambda: _list(group))
+
+
+def _list(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots of a group; ConflictError if another writer drops one meanwhile."""
     group.refresh()
     manifest = group.manifest
     entries = group_ledger(group.url, manifest).entries
@@ -71,7 +77,7 @@ def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
     if isinstance(group, ListedGroup) and manifest == group.manifest:
         return _list_by_revisions(group, manifest, entries)
     members = group.members()
-    moments = [moment(group, entry.name, manifest) for entry in entries]
+    moments = [moment_of(group, entry, manifest) for entry in entries]
     own_paths = sorted({state.path for state in _states_at(moments)})
 
     def count_in_member(path: str) -> dict[str, int]:
@@ -179,7 +185,7 @@ def _list_by_revisions(
 
     This reads all these revisions. A damaged revision counts as empty.
     """
-    moments = [moment(group, entry.name, group.manifest) for entry in entries]
+    moments = [moment_of(group, entry, group.manifest) for entry in entries]
     wanted = _states_at(moments)
     # Include the present revisions: dropping a snapshot does not free the chunks that they need.
     for row in group.rows.values():

@@ -24,7 +24,7 @@ from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, own_files
 from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published, load_revision
 from b2array.frame.source import FRAME_NAME
-from b2array.group.kept import find_unneeded, moment
+from b2array.group.kept import find_unneeded, moment_of
 from b2array.group.listed import ListedGroup, name_of
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
@@ -126,8 +126,8 @@ def _live(group: ListedGroup) -> dict[str, set[str]]:
     for row in group.rows.values():
         path = row.path if row.sparse else ""
         live.setdefault(path, set()).add(row.revision)
-    for name in group_ledger(group.url, group.manifest).names:
-        for state in moment(group, name, group.manifest).states.values():
+    for entry in group_ledger(group.url, group.manifest).entries:
+        for state in moment_of(group, entry, group.manifest).states.values():
             path = state.path if state.sparse else ""
             live.setdefault(path, set()).add(state.generation.hex())
     return live

@@ -50,7 +50,7 @@ from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
 from b2array.group.group import Group
-from b2array.group.kept import moment
+from b2array.group.kept import moment_of
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
@@ -356,7 +356,9 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
     revisions: dict[MemberState, str] = {}
     for entry in entries:
         try:
-            then = moment(home, entry.name)
+            then = moment_of(home, entry, manifest)
+        except ConflictError:  # the snapshot was dropped meanwhile
+            continue
         except (FormatError, UnsupportedError) as error:
             problems.append(Problem("snapshot", None, object_name(entry.place), str(error)))
             continue
