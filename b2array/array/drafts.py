@@ -17,7 +17,8 @@ from b2array.codec.header import FilterId, Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import resize
-from b2array.commit.draft import Draft, is_part
+from b2array.commit.draft import Draft
+from b2array.commit.leftovers import belongs
 from b2array.commit.write import write
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
@@ -415,7 +416,7 @@ def place_new(
         return NewPlace(MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
     if isinstance(url, FreePlace):
         check_ending(cut(url.store.url)[1], url.store.url)
-        if layout == "contiguous":
+        if layout == "contiguous" or (layout == "auto" and url.store.can.local):
             return NewPlace(url.store, FrameType.CONTIGUOUS, url.first)
         url = url.sparse or url
         return NewPlace(url.store, FrameType.SPARSE, url.first)
@@ -440,8 +441,9 @@ def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     if find_frame(store) is None:
         old, new = ("sparse", "contiguous") if existing else ("contiguous", "sparse")
         raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
-    # To replace a sparse frame removes its directory, and would also remove other files there.
+    # To replace a sparse frame removes its directory, and would also remove other files there. Files of killed writers
+    # may go.
     if existing and store.beside(directory=False) is not None:
-        others = [name for name in store.walk() if not is_part(name)]
+        others = [name for name in store.walk() if "/" in name or not belongs(name)]
         if others:
             raise FileExistsError(f"{store.url} is a directory with more than a frame in it: {others[0]}")

@@ -21,7 +21,14 @@ from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Store, Version, attempts, too_many_conflicts
 from b2array.store.forces import then, together
 
-__all__ = ["Applied", "apply_entry", "apply_log"]
+__all__ = ["Applied", "SeveralStepsError", "apply_entry", "apply_log"]
+
+
+class SeveralStepsError(Exception):
+    """An entry that no manifest lists would take several steps; nothing has happened.
+
+    If the writer were killed between them, nobody would complete them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +99,15 @@ def apply_entry(
     *,
     locked: bool = False,
     state: Snapshot | None = None,
+    listed: bool = True,
 ) -> Version | None:
     """Give a member the state of its entry if `b2array.frame.log.TABLE` requires it; remove the files left over.
 
     This takes the lock of the member unless the caller holds it (`locked`), and reads the member again after a
     conflict. A "patch" and an "index" need no other lock; for the other kinds the caller holds the lock of the
     manifest. `state` is the old state, if the caller knows it. Return the version of the file if this call has written
-    its header. FileNotFoundError or NotADirectoryError: the staged files are gone.
+    its header. FileNotFoundError or NotADirectoryError: the staged files are gone. SeveralStepsError: the entry is not
+    `listed` in the manifest, and takes more than one step.
     """
     store = store_of(path) if state is None else state.store
     version = None
@@ -111,7 +120,7 @@ def apply_entry(
             if waits and inspect_place(store).state != there.state:
                 continue
             try:
-                version = _take_step(store_of, path, entry, there, store)
+                version = _take_step(store_of, path, entry, there, store, listed=listed)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
             except MISSING:
@@ -140,10 +149,13 @@ def _take_step(
     entry: Entry,
     there: Occupant,
     store: Store,
+    *,
+    listed: bool,
 ) -> Version | None:
     """Patch the header of a member, replace its index, or move its frame in or out; force what was written to the disk.
 
-    This takes one step if the system supports it. Return the version of a patched file, otherwise None.
+    This takes one step if the system supports it, and otherwise two if the entry is `listed`. Return the version of a
+    patched file, otherwise None.
     """
     if entry.kind == "patch":
         stamp = store.patch("", 0, entry.header)
@@ -163,6 +175,8 @@ def _take_step(
         store.adopt(aside.url, "", exclusive=False)
         store.force()
     elif not store.swap(aside):
+        if not listed:
+            raise SeveralStepsError
         _take_out(store, _outgoing(store_of, path, entry))
         store.take(aside)
     return None

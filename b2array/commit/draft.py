@@ -21,6 +21,7 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import ChangeSet, Keep, New, apply_change, copy_for_changes, rebase_change, reindex_state
 from b2array.commit.fork_point import ForkPoint, Forks
+from b2array.commit.leftovers import belongs
 from b2array.commit.open_chunk import OpenChunk, Undo, WriteBuffer
 from b2array.commit.pins import pinned_places, pins_of, try_manifests_lock
 from b2array.commit.staging import CreatedFiles, Staging
@@ -29,11 +30,9 @@ from b2array.format import frame, index
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.kept import KEPT
 from b2array.format.state import State, future_part
-from b2array.frame.fetch import chunk_number
 from b2array.frame.snapshot import Snapshot, find_frame, ledger_in, load, load_kept_states
-from b2array.frame.source import FRAME_NAME, SPOOL, FilterSlots, Location, Source, Staged
+from b2array.frame.source import SPOOL, FilterSlots, Location, Source, Staged
 from b2array.progress import Progress
 from b2array.store.base import MISSING, Store, Version, join_views_at
 from b2array.store.spans import Span
@@ -45,7 +44,6 @@ __all__ = [
     "Draft",
     "detect_replacement",
     "discard",
-    "is_part",
     "make_abandoned_error",
     "make_removed_error",
     "rise_above",
@@ -229,6 +227,9 @@ class Draft(Source):
         self.base, self.state = base, start
         self.new = New(start, overwrite or is_same, replaces, is_same) if base is None else None
         self.locked = locked
+        if base is not None:
+            # The directory may be renamed meanwhile. A write that is refused must not make it again.
+            store.require_place(directory=base.sparse)
         self.delta = Delta.of(start)
         self.staging = staging or _new_staging(self, first)
 
@@ -316,14 +317,15 @@ class Draft(Source):
     def stage_chunk(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
         """Stage a chunk that will be chunk `n`, and store its bytes even if it is all zeros; the index does not change.
 
-        ConflictError: the transaction has ended, or a file has replaced the directory of the frame.
+        ConflictError: the transaction has ended, or the directory of the frame was deleted, moved or replaced by a
+        file.
         """
         try:
             return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
-        except NotADirectoryError:
+        except MISSING as error:
             if self.base is None:
                 raise
-            raise _replaced_by_file(self.url) from None
+            raise _make_place_error(self.url, error) from None
 
     def set_chunk(self, n: int, staged: Staged) -> None:
         """Make the index refer to a staged chunk as chunk `n`, and note the change.
@@ -581,7 +583,8 @@ def _new_staging(draft: Draft, first: int) -> Staging:
         limit = min(max(old_nbytes // 2, _LEAST_IN_MEMORY), _MOST_IN_MEMORY)
     elif draft.store.can.append:  # the frame will be in memory anyway
         limit = np.inf
-    return Staging(draft.store, Spool(path, reserved=reserved, limit=limit), 0)
+    spool = Spool(path, reserved=reserved, limit=limit, root=draft.store.root)
+    return Staging(draft.store, spool, 0)
 
 
 def _first_number(draft: Draft, first: int) -> int:
@@ -643,18 +646,19 @@ def rise_above(draft: Draft, floor: int) -> bool:
 
 @contextmanager
 def detect_replacement(draft: Draft) -> Iterator[None]:
-    """Raise ConflictError if a file is now where the directory of a draft's frame was."""
+    """Raise ConflictError if the directory of a draft's frame was deleted or moved, or is a file now."""
     try:
         yield
-    except NotADirectoryError:
+    except MISSING as error:
         if draft.base is None:
             raise
-        raise _replaced_by_file(draft.url) from None
+        raise _make_place_error(draft.url, error) from None
 
 
-def _replaced_by_file(url: str) -> ConflictError:
-    """Return the error for a writer whose directory is a file now."""
-    return ConflictError(f"{url} was replaced by a file since it was opened")
+def _make_place_error(url: str, error: OSError) -> ConflictError:
+    """Return the error for a writer whose directory is missing, or is a file now."""
+    happened = "replaced by a file" if isinstance(error, NotADirectoryError) else "deleted or moved"
+    return ConflictError(f"{url} was {happened} since it was opened")
 
 
 def _is_vacant(store: Store) -> bool:
@@ -720,7 +724,7 @@ def discard(store: Store) -> None:
     """Remove a frame from a temporary place, as far as possible; errors of the store are ignored."""
     # `vacuum` removes the rest.
     with suppress(OSError, B2ArrayError):
-        store.delete([*filter(is_part, store.listing()), ""])
+        store.delete([*filter(belongs, store.listing()), ""])
 
 
 def make_removed_error(url: str, names: Sequence[str]) -> ConflictError:
@@ -731,8 +735,3 @@ def make_removed_error(url: str, names: Sequence[str]) -> ConflictError:
 def make_abandoned_error(url: str) -> ConflictError:
     """Return the error for a new frame that was never committed."""
     return ConflictError(f"{url} was not made: its transaction was given up, or has deleted or moved it")
-
-
-def is_part(name: str) -> bool:
-    """Whether a file in the directory of a sparse frame belongs to it."""
-    return name in (FRAME_NAME, ".b2lock") or name.endswith(KEPT) or chunk_number(name) is not None

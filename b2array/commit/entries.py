@@ -9,7 +9,8 @@ A writer that is killed before the commit leaves files that no reader sees, and 
 that is killed later leaves the log, and the next writer applies it first. Locks make other writers wait: a commit locks
 first the manifest, and then the members that it changes or has read.
 
-A change of a single member needs no log: the step that applies it is the commit.
+A change of a single member needs no log if one step applies it: that step is the commit. Where the system cannot
+exchange two names, replacing a frame by one of the other layout takes two steps, and needs the log.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class GroupOnDisk(Protocol):
 
     def read(self) -> tuple[Manifest, Version | None]:
         """Read the manifest and its version."""
+
+    def require_same(self, manifest: Manifest) -> None:
+        """Raise ConflictError if a manifest belongs to another group than the one that the transaction began with."""
 
     def write(self, manifest: Manifest, version: Version | None) -> Version | None:
         """Replace the manifest if it has this version, and return the new version; otherwise raise ConflictError."""
@@ -185,6 +189,7 @@ class _Attempt:
     `before` is the manifest before the commit. `only_read` has the paths of members that the transaction has only read,
     `prepared` the new states of members, `log` their entries, and `left` the entries of earlier commits that could not
     be applied. `tried` is the manifest that was, or may have been, written; `stored` is its version, if known.
+    `interrupt` is an exception such as Ctrl-C that came after the manifest was written.
     """
 
     before: Manifest
@@ -197,6 +202,7 @@ class _Attempt:
     prepared: dict[str, Prepared] = field(default_factory=dict)
     tried: Manifest | None = None
     stored: Version | None = None
+    interrupt: BaseException | None = None
 
     @property
     def number(self) -> int:
@@ -261,6 +267,9 @@ def commit_entries(
                 attempt = _begin(group, change, written, locks)
                 if _commit(group, change, attempt, locks, require, edit, members):
                     _finish(group, attempt, show)
+                    # Ctrl-C must reach the user even if the commit has succeeded.
+                    if attempt.interrupt is not None:
+                        raise attempt.interrupt
                     return attempt.before, attempt.tried
             finally:
                 unlock()
@@ -309,6 +318,7 @@ def _begin(
     The `change` gets the identity of the group, if there is one. ConflictError: a member is gone.
     """
     before, version = group.read()
+    group.require_same(before)
     # The first transactions of a group may have begun before it had an identity.
     change.identity = before.identity or change.identity
     left = group.apply_log(before).left if before.log else {}
@@ -377,11 +387,11 @@ def _commit(
         after = _manifest_after(change, attempt, members)
         frames = {path: prepared.state.frame for path, prepared in attempt.prepared.items()}
         edited = edit(attempt.before, after, frames, lock)
-        # Applying a single change takes one atomic step, which is the commit if nothing else in the manifest changes.
+        # Applying a single change usually takes one atomic step. It is the commit if nothing else in the manifest
+        # changes.
         is_single = not change.marked and len(attempt.log) == 1
-        if is_single and edited is after and not attempt.before.summaries:
-            _take_only_step(group, attempt)
-        else:
+        is_alone = is_single and edited is after and not attempt.before.summaries
+        if not (is_alone and _take_only_step(group, attempt)):
             attempt.tried = edited
             attempt.stored = group.write(edited, attempt.version)
     except BaseException as error:
@@ -391,6 +401,8 @@ def _commit(
             if isinstance(error, ConflictError) and overtaken:
                 return False
             raise
+        if not isinstance(error, Exception):
+            attempt.interrupt = error
     change.outcome = "committed"
     return True
 
@@ -530,13 +542,17 @@ def _describe(attempt: _Attempt, path: str) -> Record | None:
     return summary.pack(complete.state, complete.header)
 
 
-def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> None:
-    """Apply the only entry of an attempt, which is the commit."""
+def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> bool:
+    """Apply the only entry of an attempt, which is the commit; return False if that takes more than one step."""
     ((path, entry),) = attempt.log.items()
     if is_embedded(path):
         group.remove_embedded(path, entry)
-    else:
-        apply.apply_entry(group.store_of, path, entry, locked=path in attempt.locked)
+        return True
+    try:
+        apply.apply_entry(group.store_of, path, entry, locked=path in attempt.locked, listed=False)
+    except apply.SeveralStepsError:
+        return False
+    return True
 
 
 def _unstage(group: GroupOnDisk, attempt: _Attempt) -> None:

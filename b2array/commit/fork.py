@@ -323,7 +323,7 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
         name = os.urandom(8).hex() + TEMPORARY
         path = str(Path(point.place, name))
     # Without a file, the pickle of the fork contains all chunks, so they stay in memory.
-    spool = Spool(path, limit=_IN_MEMORY if path else math.inf)
+    spool = Spool(path, limit=_IN_MEMORY if path else math.inf, root=point.store.root)
     return Staging(point.store, spool, 0, transaction=point.files)
 
 

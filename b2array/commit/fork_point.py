@@ -111,7 +111,9 @@ class ForkPoint:
             return self.store
         if not self.place:
             return None
-        return LocalStore(self.place, within=Path(self.store.url).parent)
+        store = LocalStore(self.place, within=Path(self.store.url).parent)
+        store.root = self.store.root
+        return store
 
     @property
     def journal_name(self) -> str:

@@ -6,11 +6,11 @@ from collections import OrderedDict
 from typing import Any, TypeAlias
 
 from b2array import config
-from b2array.errors import FormatError, LimitError, UnsupportedError, prefix_error
+from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, prefix_error
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import MISSING, Store, Version
 
-__all__ = ["Catalog", "read_manifest", "remember_manifest"]
+__all__ = ["Catalog", "another_group", "read_manifest", "remember_manifest"]
 
 _SHORT = 2**16
 """This process remembers manifests of at most this many bytes by their content."""
@@ -85,6 +85,11 @@ def remember_manifest(content: bytes, manifest: Manifest) -> None:
 _recent: OrderedDict[bytes, Manifest] = OrderedDict()
 _MOST = 8
 """The largest number of remembered manifests."""
+
+
+def another_group(url: str) -> ConflictError:
+    """Return the error for a writer whose group was deleted, and perhaps another one made or moved in its place."""
+    return ConflictError(f"{url} is not the group any more that was opened there; open it again")
 
 
 class Catalog:

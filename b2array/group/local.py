@@ -32,7 +32,7 @@ from b2array.errors import B2ArrayError, ConflictError, prefix_errors
 from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.frame import snapshot
-from b2array.frame.catalog import Catalog, read_manifest
+from b2array.frame.catalog import Catalog, another_group, read_manifest
 from b2array.frame.log import Action, Remembered, action_of, inspect_place, read_member
 from b2array.frame.manifest import (
     EMBEDDED,
@@ -153,22 +153,27 @@ class LocalGroup:
         self._states = OrderedDict[str, Remembered]() if states is None else states
         # The manifest that `recover` has read, for the next list of members.
         self._recovered: Manifest | None = None
+        # The number of the directory and the identity of the group that were shown first. Changes of another group that
+        # is in the same place by now are refused.
+        self._first: tuple[int, str] = 0, ""
         self.store = store or open_store(url, storage_options=self.storage_options)
         # An absolute path, because the working directory may change before a member is opened.
         self._address = self.store.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._address, self.storage_options, self._listing)
+        return _restore, (type(self), self._address, self.storage_options, self._listing, self._first)
 
     def copy(self) -> Self:
         """Return a second handle that shows the same members. This lists the members if they were not listed yet."""
-        return type(self)(
+        copied = type(self)(
             self._address,
             self.storage_options,
             self._state(),
             store=self.store,
             states=self._states,
         )
+        copied._first = self._first
+        return copied
 
     @property
     def url(self) -> str:
@@ -259,7 +264,25 @@ class LocalGroup:
         """Return the manifest and the members that this handle shows; list them at the first use."""
         if self._listing is None:
             self._listing = self._list()
+        number, identity = self._first
+        if not (number and identity):
+            self._first = number or os.stat(self._address).st_ino, identity or self._listing[0].identity
         return self._listing
+
+    def require_same(self, manifest: Manifest | None = None) -> None:
+        """Raise ConflictError if the directory was deleted or renamed since this handle has first shown its members.
+
+        If the caller has read the `manifest`, this compares its identity as well: another group may be there.
+        """
+        number, identity = self._first
+        if not number:  # this handle has shown no members yet
+            return
+        try:
+            is_same = os.stat(self._address).st_ino == number
+        except MISSING:
+            raise ConflictError(f"{self.url} was deleted or renamed since it was opened") from None
+        if not is_same or (manifest is not None and identity not in ("", manifest.identity)):
+            raise another_group(self.url)
 
     def _list(self) -> tuple[Manifest, Members]:
         """Read the manifest, and list the files.
@@ -413,12 +436,14 @@ class LocalGroup:
         This takes the manifest's lock. The members shown stay the same.
         """
         for _ in attempts(self.store):
-            # Another writer has replaced the manifest meanwhile: change the new one.
-            with self.store.lock(MANIFEST), suppress(ConflictError):
+            with self.store.lock(MANIFEST):
                 manifest, version = self.read()
-                manifest = change(manifest)
-                self.write(manifest, version)
-                return manifest
+                self.require_same(manifest)
+                # Another writer has replaced the manifest meanwhile: change the new one.
+                with suppress(ConflictError):
+                    manifest = change(manifest)
+                    self.write(manifest, version)
+                    return manifest
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
@@ -610,6 +635,19 @@ class LocalGroup:
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
         return source
+
+
+def _restore(
+    kind: type[LocalGroup],
+    address: str,
+    storage_options: Mapping[str, Any],
+    listing: tuple[Manifest, Members] | None,
+    first: tuple[int, str],
+) -> LocalGroup:
+    """Restore a pickled handle."""
+    group = kind(address, storage_options, listing)
+    group._first = first
+    return group
 
 
 def _reload_state(

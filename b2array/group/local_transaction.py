@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
+from b2array.array.drafts import FreePlace
 from b2array.array.snapshots import give_checksums, lacks_checksums
 from b2array.commit.draft import Draft
 from b2array.commit.entries import GroupChange, MemberChange, commit_entries
@@ -47,6 +48,7 @@ class LocalTransaction(Transaction):
     def __init__(self, group: LocalGroup, *, marked: bool = True) -> None:
         """Begin a transaction on the members that the group shows; this lists them if they were not listed yet."""
         view = group.copy()
+        view.require_same()
         identity = view.manifest.identity or os.urandom(8).hex()
         super().__init__(group, view, GroupChange(identity, marked))
         self.on_disk = SnapshotsOnDisk(view, self.change, self._snapshots)
@@ -115,7 +117,8 @@ class LocalTransaction(Transaction):
             _require_place(self.view, path, overwrite=overwrite, is_marked=change.marked)
         # A random token, because several writers may be making the same member.
         token = os.urandom(8).hex()
-        place = self.view.address(staged_path(path, token, sparse=False))
+        # This place never makes the directory of the group, which may have been renamed.
+        place = FreePlace(self.view.store_of(staged_path(path, token, sparse=False)))
         draft = new(place, overwrite=False)
         if change.marked:
             draft.annotate(group_commit=next_note(self, path))

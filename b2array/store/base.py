@@ -337,6 +337,12 @@ class Store(ABC):
             request fails. So compare the object with the bytes that you wrote.
         """
 
+    root: str | None = None
+    """On a local disk, a directory that must exist, and that no write makes again."""
+
+    def require_place(self, *, directory: bool) -> None:  # noqa: B027 - other stores have no directories
+        """Note that a frame exists here, as a `directory` or a file: then no write makes a missing directory for it."""
+
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
         """Return the path of a file to make for `adopt`, or None if the store cannot adopt files."""
         return None

@@ -148,12 +148,17 @@ def _reserves(path: str, start: int, stop: int) -> bool:
     return False
 
 
-def make_directories(path: str) -> list[str]:
-    """Make a directory, and the missing directories above it. Return the paths of the new ones, the innermost first."""
+def make_directories(path: str, root: str | None = None) -> list[str]:
+    """Make a directory, and the missing directories above it. Return the paths of the new ones, the innermost first.
+
+    FileNotFoundError: `root`, one of these directories, is missing.
+    """
     if os.path.isdir(path):
         return []
+    if path == root:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     parent = os.path.dirname(path)
-    new = make_directories(parent)
+    new = make_directories(parent, root)
     try:
         os.mkdir(path)
         new.insert(0, path)

@@ -198,6 +198,8 @@ class LocalStore(Store):
         self._inner = () if self._within is None else links.parts_below(self._within, self.url)
         # Only the path that the user passes may be a link.
         self._may_be_link = not self._inner
+        # A directory that must exist. If somebody has deleted or renamed it, no write may make it again.
+        self.root = self._within
         self._file: _File | None = None
         self._identity: tuple[int, int] | None = None  # device and number of the file that was opened
         self.last_use = 0
@@ -210,7 +212,7 @@ class LocalStore(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         address = os.path.join(self.url, "") if self.is_prefix else self.url
-        return partial(LocalStore, within=self._within), (address,)
+        return partial(_restore, self._within, self.root), (address,)
 
     def _path(self, name: str) -> str:
         """Return the path of an object; FormatError if links lead there. The object itself may be a link."""
@@ -447,7 +449,7 @@ class LocalStore(Store):
         exclusive: bool,
         expected: Version | None = None,
     ) -> Stamp:
-        new = disk.make_directories(os.path.dirname(path))
+        new = disk.make_directories(os.path.dirname(path), self.root)
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
         # Only a new file may wait: a file that replaces an older one must be on the disk before the rename.
         may_wait = exclusive and forces.may_wait()
@@ -467,6 +469,9 @@ class LocalStore(Store):
         # A new file still has both names, if the file system cannot rename it exclusively.
         _remove(temporary)
         return stamp
+
+    def require_place(self, *, directory: bool) -> None:
+        self.root = self.url if directory else os.path.dirname(self.url)
 
     def temporary(self, name: str) -> str | None:
         return f"{self._own_path(name)}.{os.urandom(8).hex()}{TEMPORARY}"
@@ -718,6 +723,13 @@ def _remove(temporary: str, directories: Iterable[str] = ()) -> None:
     with suppress(OSError):
         os.unlink(temporary)
     disk.remove_directories(directories)
+
+
+def _restore(within: str | None, root: str | None, address: str) -> LocalStore:
+    """Restore a pickled store."""
+    store = LocalStore(address, within=within)
+    store.root = root
+    return store
 
 
 @contextmanager

@@ -113,6 +113,8 @@ class Spool:
         The number of bytes to leave free at the beginning of the file, for a header.
     limit : float, default 32 MiB
         The maximum number of bytes to keep in memory.
+    root : str, optional
+        A directory above the file that must exist; other missing directories are made.
 
     Examples
     --------
@@ -127,8 +129,10 @@ class Spool:
         *,
         reserved: int = 0,
         limit: float = _IN_MEMORY,
+        root: str | None = None,
     ) -> None:
         self.path = path
+        self._root = root
         self.reserved = reserved
         self.length = 0
         self._limit = limit
@@ -253,7 +257,7 @@ class Spool:
         elif self._file is None and self.path is not None:
             path = Path(self.path)
             if not self._released:
-                make_directories(str(path.parent))
+                make_directories(str(path.parent), self._root)
             self._file = path.open("r+b" if self._released else "x+b")
         return cast(IO[bytes], self._file)
 

@@ -402,3 +402,25 @@ def test_on_s3_frames_are_created_once_without_the_permission_to_list(bucket, s3
     assert b2array.open(url, storage_options=s3_options)[...].tolist() == [0, 0, 0]
     with pytest.raises(PermissionError, match="Access Denied"):
         b2array.open(f"s3://{bucket}/missing", storage_options=s3_options)
+
+
+@pytest.mark.parametrize("name", ["0123456789abcdef.b2write", "chunks.b2frame.0123456789abcdef.b2tmp"])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_files_of_a_killed_writer_do_not_prevent_an_overwrite(tmp_path, name, layout):
+    url = tmp_path / "a.b2nd"
+    b2array.asarray(VALUES, url=url, layout="sparse")
+    (url / name).write_bytes(b"1")
+    b2array.asarray(-VALUES, url=url, layout=layout, overwrite=True)
+    assert np.array_equal(b2array.open(url)[...], -VALUES)
+    if layout == "contiguous":
+        assert sorted(path.name for path in tmp_path.iterdir() if not path.name.endswith("lock")) == ["a.b2nd"]
+
+
+def test_a_directory_with_a_directory_in_it_is_not_replaced(tmp_path):
+    url = tmp_path / "a.b2nd"
+    b2array.asarray(VALUES, url=url, layout="sparse")
+    (url / "mine").mkdir()
+    (url / "mine" / "0123456789abcdef.b2tmp").write_bytes(b"1")
+    with pytest.raises(FileExistsError, match="more than a frame"):
+        b2array.asarray(-VALUES, url=url, layout="contiguous", overwrite=True)
+    assert np.array_equal(b2array.open(url)[...], VALUES)

@@ -28,9 +28,11 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
-from b2array.commit import apply
+from b2array.commit import apply, manifests
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.store import base
+from b2array.frame import catalog
+from b2array.store import base, disk
+from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 
 # python-blosc2 looks at what a killed writer has left beside a member.
@@ -1102,3 +1104,78 @@ def test_a_new_member_is_made_where_another_one_goes_at_that_moment(tmp_path: Pa
     place.operations.watch(make, meet)
     assert met == ["create"]
     assert found(group.url)["x"] == [7, 8]
+
+
+# Changes of one member without a transaction.
+
+
+@pytest.mark.parametrize(
+    ("layout", "other"), [("contiguous", "sparse"), ("sparse", "contiguous"), ("sparse", "sparse")]
+)
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_writer_that_is_killed_while_it_replaces_a_member_leaves_one_of_the_frames(
+    layout: Any, other: Any, swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on systems that do not swap names in one step, where the new frame comes after the old one has gone."""
+    if not swaps:
+        monkeypatch.setattr(disk, "swap", lambda *_: False)
+    operations = Operations()
+    operations.listen(LocalStore, monkeypatch)
+    expected = {"x": [1, 2], "y": [3]}
+
+    def made(moment: int) -> str:
+        group = open_group(tmp_path / f"{moment}.b2d", "w")
+        group.create("x", data=[1, 2], layout=layout)
+        group["y"] = [3]
+        return group.url
+
+    def replace(url: str) -> None:
+        open_group(url, "r+").create("x", data=[7, 8, 9], layout=other, overwrite=True)
+
+    count = len(operations.watch(partial(replace, made(-1))))
+    states = set()
+    for moment in range(count):
+        url = made(moment)
+
+        def die(number: int, _: str, call: Callable[[], Any], moment: int = moment) -> Any:
+            if number >= moment:
+                raise Killed
+            return call()
+
+        with suppress(Killed):
+            operations.watch(partial(replace, url), die)
+        there = found(url)
+        states.add(tuple(there["x"]))
+        assert there in (expected, {**expected, "x": [7, 8, 9]})
+        open_group(url, "r+")["y"][0] = 4
+        b2array.vacuum(url, grace=0)
+        assert found(url) == {**there, "y": [4]}
+    assert states == {(1, 2), (7, 8, 9)}
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_an_interrupt_right_after_the_commit_reaches_the_user(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "g.b2d") if kind == "local" else f"memory://{tmp_path.name}.b2d"
+    group = open_group(url, "w")
+    for name in "xy":
+        group.create(name, data=np.zeros(4), chunks=(2,))
+    armed = [True]
+
+    def remember(*arguments: Any) -> None:
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+        catalog.remember_manifest(*arguments)
+
+    monkeypatch.setattr(manifests, "remember_manifest", remember)
+    with pytest.raises(KeyboardInterrupt), group.transaction() as changes:  # noqa: PT012
+        for name in "xy":
+            changes[name][0] = 9
+    assert not armed
+    assert found(url) == {"x": [9, 0, 0, 0], "y": [9, 0, 0, 0]}
+    group.refresh()
+    group["x"][1] = 5
+    assert found(url) == {"x": [9, 5, 0, 0], "y": [9, 0, 0, 0]}
+    assert b2array.verify(url, deep=True).ok
