@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
 from b2array.format.state import State
-from b2array.frame.catalog import Catalog
+from b2array.frame.catalog import Catalog, another_group
 from b2array.frame.manifest import MANIFEST, Manifest, Row, data_path, index_name, is_embedded
 from b2array.frame.snapshot import Member, Snapshot, load_member, load_published
 from b2array.frame.source import FRAME_NAME
@@ -124,7 +125,7 @@ def commit_rows(
     drafts: Mapping[str, Draft],
     *,
     paths: Mapping[str, str] | None = None,
-    removed: Collection[str] = (),
+    removed: AbstractSet[str] = frozenset(),
     identity: str = "",
     unadopted: Mapping[str, Snapshot] = MappingProxyType({}),
     require: Callable[[Manifest], None] = lambda _: None,
@@ -145,19 +146,20 @@ def commit_rows(
         The changes, by the names of members. A draft without a base makes a member.
     paths : mapping of str to str
         The paths of new members, by their names.
-    removed : collection of str
+    removed : set of str
         Names of members to delete. A new member may have the same name.
     identity : str
         The identity for a group that has no commit yet.
     unadopted : mapping of str to Snapshot
-        The states of members that the transaction has only read and that do not note the group yet, by name. The commit
-        adopts these members, and fails if one of them has changed since.
+        The states of members that the transaction has only read or moved and that do not note the group yet, by name.
+        The commit adopts these members, and fails if one of them has changed since.
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable
         Returns the manifest with further changes, for example of its snapshots.
     start : (Manifest, Version), optional
-        The manifest that the transaction started from.
+        The manifest that the transaction started from. ConflictError: the group was deleted since, or replaced by
+        another one.
 
     Raises
     ------
@@ -169,6 +171,7 @@ def commit_rows(
     paths = paths or {}
     prepared: dict[str, _Prepared] = {}
     group = catalog.group
+    before = Manifest()
     after: Manifest | None = None
     map_concurrently(lambda draft: draft.flush(), drafts.values())
     for attempt in attempts(group):
@@ -180,9 +183,12 @@ def commit_rows(
             else:
                 seen = start or catalog.last_seen()
             manifest, version = seen
+            if start is not None and start[0].identity not in ("", manifest.identity):
+                raise another_group(group.url)
             if manifest.rows is None or not manifest.identity:
                 # A member's note of its group counts only if a manifest lists the member, so write the manifest first.
                 manifest = _with_identity(complete_manifest(group, manifest), identity)
+                _require_listed(drafts, manifest)
                 try:
                     replace_manifest(catalog, manifest, version)
                 except ConflictError:
@@ -194,8 +200,10 @@ def commit_rows(
                 newest = manifest
                 break
             require(manifest)
-            _adopt_members(unadopted, manifest)
+            unadopted = _adopt_members(unadopted, manifest)
+            _adopt_removed(catalog, [*removed - unadopted.keys()], manifest)
             _prepare(catalog, drafts, paths, manifest, prepared)
+            before = manifest
             after = newest = edit(_next_manifest(manifest, prepared, removed))
             try:
                 replace_manifest(catalog, after, version)
@@ -203,7 +211,7 @@ def commit_rows(
                 continue
             except BaseException as error:
                 outcome = _outcome(catalog, after, version, error)
-                if outcome is None:
+                if outcome is not False:
                     _keep_files(drafts.values())
                 # An interrupt such as Ctrl-C must reach the user even if the commit succeeded.
                 if not outcome or not isinstance(error, Exception):
@@ -211,7 +219,7 @@ def commit_rows(
             break
     else:
         raise too_many_conflicts(group)
-    snapshots = _publish(catalog, prepared, seen[0], newest, removed)
+    snapshots = _publish(catalog, prepared, before, newest, removed)
     return Committed(after, snapshots)
 
 
@@ -227,16 +235,51 @@ def map_concurrently(
     return list(threads.ahead(function, list(items), max(1, width)))
 
 
-def _adopt_members(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> None:
+def _adopt_members(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> dict[str, Snapshot]:
     """Commit a note of the group to members that a transaction has only read or moved, unless they note it already.
 
-    ConflictError: one of them has changed since.
+    Return their states after that. ConflictError: one of them has changed since.
     """
     rows = manifest.rows or {}
+    adopted = dict(unadopted)
     for name, member in unadopted.items():
         row = rows.get(name)
         if row is not None and not row.revision and not _is_adopted(member, manifest, row):
-            _adopt(member, GroupCommit(manifest.identity, 0, row.path))
+            adopted[name] = _adopt(member, GroupCommit(manifest.identity, 0, row.path))
+    return adopted
+
+
+def _adopt_removed(catalog: Catalog, removed: Collection[str], manifest: Manifest) -> None:
+    """Commit a note of the group to the members that the commit deletes or replaces, unless they note it already.
+
+    Another writer may have opened such a member by its URL. Without the note, its next commit would be acknowledged and
+    then lost; and if this writer were killed after the commit, the member could still be opened by its URL.
+    """
+
+    def adopt(name: str) -> None:
+        """Adopt the present state of one member, unless it cannot be read: then nobody else can change it, either."""
+        with suppress(*MISSING, FormatError, UnsupportedError):
+            current = load_member(Member(catalog, name), manifest)
+            _adopt_latest(current, manifest)
+
+    rows = manifest.rows or {}
+    named = [name for name in removed if name in rows]
+    map_concurrently(adopt, [name for name in named if not (rows[name].revision or is_embedded(rows[name].path))])
+
+
+def _require_listed(drafts: Mapping[str, Draft], manifest: Manifest) -> None:
+    """Raise ConflictError if a group that has lost its manifest has lost a member to change as well.
+
+    Then the whole group was probably deleted, and a new manifest would make it again.
+    """
+    for name, draft in drafts.items():
+        if draft.base is not None and name not in (manifest.rows or {}):
+            raise _missing_member(draft)
+
+
+def _missing_member(draft: Draft) -> ConflictError:
+    """Return the error for a commit that cannot find a member to change."""
+    return ConflictError(f"{draft.url} was deleted or moved since it was opened")
 
 
 def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
@@ -366,22 +409,34 @@ def _rebase_and_adopt(member: Member, draft: Draft, manifest: Manifest) -> None:
     try:
         current = load_member(member, manifest, last=draft.base)
     except MISSING:
-        raise ConflictError(f"{draft.url} was deleted or moved since it was opened") from None
+        raise _missing_member(draft) from None
     draft.rebase(current)
+    if not (manifest.rows or {})[member.name].revision:
+        _adopt_latest(current, manifest, draft)
+
+
+def _adopt_latest(current: Snapshot, manifest: Manifest, draft: Draft | None = None) -> None:
+    """Adopt the latest state of a member without a revision, and put the changes of the draft, if any, on top of it.
+
+    ConflictError: another writer has changed the same chunks.
+    """
+    member = current.member
+    if member is None:
+        raise ValueError(f"{current.url}: expected a member of a group, found a frame by itself")
     row = (manifest.rows or {})[member.name]
-    if row.revision:
-        return
-    note = GroupCommit(manifest.identity, 0, row.path)
     for _ in attempts(current.store):
-        if current.state.annotations.is_member(note.identity, note.path):
+        if _is_adopted(current, manifest, row):
             return
         try:
-            draft.rebase(_adopt(current, note), is_equal=True)
+            adopted = _adopt(current, GroupCommit(manifest.identity, 0, row.path))
         except ConflictError:
             # Another writer was faster: adopt the new state.
             current = load_member(member, manifest)
-            draft.rebase(current)
+            if draft is not None:
+                draft.rebase(current)
         else:
+            if draft is not None:
+                draft.rebase(adopted, is_equal=True)
             return
     raise too_many_conflicts(current.store)
 

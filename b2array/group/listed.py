@@ -20,7 +20,7 @@ from b2array.commit.manifests import replace_manifest
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.frame import kept
-from b2array.frame.catalog import Catalog
+from b2array.frame.catalog import Catalog, another_group
 from b2array.frame.listing import MemberState
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedded
 from b2array.frame.snapshot import Member, Snapshot, load_member, load_published, load_revision
@@ -62,6 +62,9 @@ class ListedGroup:
         self._is_pinned = False
         self._lists_own = True
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
+        # The identity of the group that was shown first. Changes of another group that is in the same place by now are
+        # refused.
+        self._identity = ""
         if listing is not None:
             self.show(*listing)
 
@@ -75,13 +78,14 @@ class ListedGroup:
         group._address = catalog.url
         group._listing = None
         group._records = b"", {}
+        group._identity = ""
         group._is_pinned = False
         group._lists_own = True
         return group
 
     def __reduce__(self) -> tuple[Any, ...]:
         listing = None if self._listing is None else self._listing[:2]
-        return type(self), (self._address, self.storage_options, listing)
+        return _restore, (self._address, self.storage_options, listing, self._identity)
 
     def copy(self, *, pinned: bool = False) -> Self:
         """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members.
@@ -92,6 +96,7 @@ class ListedGroup:
         copied.catalog = self.catalog
         copied._listing = self._state()
         copied._is_pinned = pinned
+        copied._identity = self._identity
         if pinned and not self._lists_own:
             manifest, version = self.catalog.last_seen()
             copied.show(complete_manifest(self.store, manifest), version)
@@ -170,6 +175,17 @@ class ListedGroup:
         self._lists_own = manifest.rows is not None
         manifest = complete_manifest(self.store, manifest, shows_mounts=True)
         self._listing = manifest, version, Members(manifest.members or {})
+        self._identity = self._identity or manifest.identity
+
+    def require_same(self, manifest: Manifest | None = None) -> None:
+        """Raise ConflictError if a manifest, by default the one that this handle shows, is not of the same group.
+
+        A group that was deleted and made again has another identity.
+        """
+        if manifest is None:
+            manifest = self.manifest
+        if self._identity not in ("", manifest.identity):
+            raise another_group(self.url)
 
     def refresh(self) -> None:
         """Forget the manifest; the next use reads it again."""
@@ -204,12 +220,14 @@ class ListedGroup:
         A manifest without rows first gets rows for the members among the files.
         """
         for _ in attempts(self.store):
-            # Another writer has replaced the manifest meanwhile: change the new one.
-            with self.store.lock(MANIFEST), suppress(ConflictError):
+            with self.store.lock(MANIFEST):
                 manifest, version = self.catalog.read()
-                manifest = change(complete_manifest(self.store, manifest))
-                replace_manifest(self.catalog, manifest, version)
-                return manifest
+                self.require_same(manifest)
+                # Another writer has replaced the manifest meanwhile: change the new one.
+                with suppress(ConflictError):
+                    manifest = change(complete_manifest(self.store, manifest))
+                    replace_manifest(self.catalog, manifest, version)
+                    return manifest
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
@@ -310,6 +328,18 @@ class ListedGroup:
             return None
         read = partial(self._load_in, self.manifest, path)
         return summaries.promise_revision(self.store_of(path), record, row.revision, read)
+
+
+def _restore(
+    address: str,
+    storage_options: Mapping[str, Any],
+    listing: tuple[Manifest, Version | None] | None,
+    identity: str,
+) -> ListedGroup:
+    """Restore a pickled handle."""
+    group = ListedGroup(address, storage_options, listing)
+    group._identity = identity
+    return group
 
 
 AnyGroup: TypeAlias = LocalGroup | ListedGroup

@@ -10,7 +10,8 @@ another chunk had. `b2array.vacuum` removes the objects of the transaction.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,6 @@ from b2array.commit.fork import make_fork_point
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.many import commit_rows, map_concurrently
-from b2array.errors import ConflictError
 from b2array.frame.listing import MemberState
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded
 from b2array.group.fork import NOTHING, open_draft
@@ -60,6 +60,7 @@ class RowTransaction(Transaction):
         This reads the manifest if it was not read yet.
         """
         # Pinned, because commits through other handles must not change the states on which the transaction builds.
+        group.require_same()
         view = group.copy(pinned=True)
         group.show(*view.versioned_manifest())
         identity = view.manifest.identity or os.urandom(8).hex()
@@ -192,16 +193,16 @@ class RowTransaction(Transaction):
         paths = {member.name: path for path, member in written.items() if member.is_new}
         unadopted = {}
         for name, state in change.read.items():
-            if state.unadopted is not None and name not in drafts:
+            if state.unadopted is not None and (name not in drafts or name in change.removed):
                 unadopted[name] = state.unadopted
         committed = commit_rows(
             view.catalog,
             drafts,
             paths=paths,
-            removed=[*change.removed],
+            removed=change.removed.keys(),
             identity=change.identity,
             unadopted=unadopted,
-            require=partial(_require_fit, self, drafts),
+            require=partial(_require_fit, self, drafts.keys()),
             edit=partial(_write_snapshots, self._snapshots, view, change.unlisted),
             start=view.versioned_manifest(),
         )
@@ -218,14 +219,12 @@ class RowTransaction(Transaction):
         self._group.show(*latest)
 
 
-def _require_fit(changes: RowTransaction, written: Collection[str], manifest: Manifest) -> None:
+def _require_fit(changes: RowTransaction, written: AbstractSet[str], manifest: Manifest) -> None:
     """Raise ConflictError if the changes do not fit on top of other writers' commits."""
     change, view = changes.change, changes.view
-    if manifest.identity != change.identity and view.manifest.identity:
-        raise ConflictError(f"{view.url}: another group was made in the place of this one; open it again")
     changes.snapshots.require_fit(manifest)
     rows = manifest.rows or {}
-    require_unchanged_reads(change, view, rows, written)
+    require_unchanged_reads(change, view, rows, written - change.removed.keys())
     if change.marked and changes.snapshots.new:
         require_same_members(view, manifest)
     names = change.new_names()

@@ -18,6 +18,7 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import open_group
+from b2array.commit import many
 from b2array.errors import ConflictError, FormatError
 from b2array.frame.catalog import read_manifest
 from b2array.frame.log import inspect_place
@@ -322,3 +323,170 @@ def test_a_transaction_that_begins_during_a_commit_starts_from_its_result(
             break
     else:
         pytest.fail("the transaction took more operations than were looked at")
+
+
+# Members that no commit of the group has written, as after a copy of files to the store.
+
+
+def by_url(url: str, name: str) -> list[float] | None:
+    """Read what each URL of a name shows; None if nothing is there."""
+    found = None
+    for suffix in ("b2nd", "b2f"):
+        with suppress(FileNotFoundError):
+            found = b2array.open(f"{url}/{name}.{suffix}")[...].tolist()
+    return found
+
+
+def delete(group: b2array.Group) -> None:
+    del group["x"]
+
+
+def replace(group: b2array.Group) -> None:
+    group["x"] = np.full(2, 7.0)
+
+
+def replace_by_the_other_layout(group: b2array.Group) -> None:
+    other = "sparse" if group["x"].info["layout"] == "contiguous" else "contiguous"
+    group.create("x", data=np.full(2, 7.0), layout=other, overwrite=True)
+
+
+def delete_among_others(group: b2array.Group) -> None:
+    with group.transaction() as changes:
+        del changes["x"]
+        changes["y"][0] = 9
+
+
+def move(group: b2array.Group) -> None:
+    group.move("x", "z")
+
+
+FIRST = {delete: None, replace: [7, 7], replace_by_the_other_layout: [7, 7], delete_among_others: None, move: None}
+
+
+@LAYOUTS
+@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("locks", [True, False])
+def test_the_first_commit_of_a_group_leaves_nothing_of_what_it_deletes(
+    first: Callable[[b2array.Group], None],
+    layout: Any,
+    locks: bool,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if locks:
+        monkeypatch.undo()  # as memory is: with locks
+    for name in ("x", "y"):
+        b2array.asarray(np.arange(4.0), url=f"{url}/{name}.b2nd" + "/" * (layout == "sparse"), layout=layout)
+    first(open_group(url, "r+"))
+    assert by_url(url, "x") == FIRST[first]
+    group = open_group(url, "r+")
+    assert ("x" in group) == (FIRST[first] is not None)
+    group.create("x", data=[5.0], overwrite=True)
+    assert by_url(url, "x") == [5]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("change", [delete, replace, replace_by_the_other_layout, move])
+def test_a_member_that_is_deleted_by_a_killed_writer_cannot_be_opened_or_written_by_its_url(
+    url: str, layout: Any, change: Callable[[b2array.Group], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = made(url, layout, in_group=False)
+    group["y"][0] = 5  # the group has a manifest, with a row of x without a revision
+    own = b2array.open(f"{url}/x.b2nd", "r+")
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(many, "_publish", die)
+        with suppress(Killed):
+            change(open_group(url, "r+"))
+    assert by_url(url, "x") == FIRST.get(change)
+    with pytest.raises(ConflictError):
+        own[0] = 3
+    group = open_group(url, "r+")
+    group.create("x", data=[5.0], overwrite=True)
+    assert by_url(url, "x") == [5]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("change", [delete, replace, move, delete_among_others])
+def test_a_writer_by_url_is_not_acknowledged_once_its_array_is_deleted(
+    url: str, layout: Any, change: Callable[[b2array.Group], None], operations: Operations
+) -> None:
+    moments = 0
+    while True:
+        place = url.replace(".b2d", f"-{moments}.b2d")
+        made(place, layout, in_group=False)["y"][0] = 5
+        own, row = b2array.open(f"{place}/x.b2nd", "r+"), (manifest(place).rows or {})["x"]
+        acknowledged, late = [], []
+
+        def write() -> None:
+            late.append((manifest(place).rows or {}).get("x") != row)  # noqa: B023
+            with suppress(ConflictError):
+                own[0] = 3  # noqa: B023
+                acknowledged.append(True)  # noqa: B023
+
+        group, refused = open_group(place, "r+"), False
+        try:
+            met = operations.meets(moments, lambda: change(group), write)  # noqa: B023
+        except ConflictError:
+            met = refused = True
+        if not met:
+            break
+        moments += 1
+        assert not (acknowledged and late[0])
+        if acknowledged and (refused or change is move):
+            assert open_group(place)["x" if refused else "z"][0] == 3
+    assert moments > 3
+
+
+@LAYOUTS
+def test_a_lost_answer_below_another_commit_leaves_nothing_of_a_deleted_member(
+    url: str, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(url, layout)
+    group, other = open_group(url, "r+"), open_group(url, "r+")
+    replaced, lost = many.replace_manifest, [True]
+
+    def lose(*arguments: Any) -> None:
+        replaced(*arguments)
+        if lost:
+            lost.clear()
+            other["y"][1] = 8
+            raise ConflictError("the answer was lost; the repeated request was refused")
+
+    monkeypatch.setattr(many, "replace_manifest", lose)
+    del group["x"]
+    assert by_url(url, "x") is None
+    assert not [path for path in open_store(url).walk() if path in ("x.b2nd", "x.b2nd/chunks.b2frame")]
+    assert open_group(url)["y"][1] == 8
+
+
+def test_a_member_that_is_moved_and_made_again_was_not_changed_meanwhile(url: str) -> None:
+    made(url, "sparse")
+    with pytest.raises(ConflictError), open_group(url, "r+").transaction() as changes:  # noqa: PT012
+        changes.move("x", "z")
+        changes.create("x", data=[1.0])
+        open_group(url, "r+")["x"][0] = 5
+    assert open_group(url)["x"][0] == 5
+
+
+def test_a_conflict_elsewhere_does_not_refuse_the_adoption_of_what_was_read(url: str, operations: Operations) -> None:
+    moments = 0
+    while True:
+        place = url.replace(".b2d", f"-{moments}.b2d")
+        made(place, "sparse", in_group=False).create("w", data=[1.0])
+
+        def read_and_write() -> None:
+            with open_group(place, "r+").transaction() as changes:  # noqa: B023
+                changes["y"][0] = changes["x"][1] + 6
+
+        def write() -> None:
+            open_group(place, "r+")["w"] = [2.0]  # noqa: B023
+
+        if not operations.meets(moments, read_and_write, write):
+            break
+        moments += 1
+        assert open_group(place)["y"][0] == 7
+    assert moments > 3
