@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from checker import Outcomes, Process, Step
+from checker import Again, Outcomes, Process, Step
 
 Kind = Literal["patch", "index", "frame", "delete"]
 """A header over the beginning of a file, the index of a sparse frame, a staged frame, or none."""
@@ -74,6 +74,12 @@ class Rules:
     """What destroys bytes holds the lock of the manifest."""
     compacts_for_snapshots: bool = True
     """It keeps what snapshots list."""
+    applies_under_its_locks: bool = True
+    """A transaction keeps its locks until its entries are applied: other software takes only the lock of a member."""
+    looks_under_the_lock: bool = True
+    """A writer of one member looks for an entry after it has taken the lock."""
+    lists_two_steps: bool = True
+    """A single change that takes two steps, because the system cannot swap names, is an entry like others."""
 
 
 class Frame(NamedTuple):
@@ -142,6 +148,15 @@ def lock(who: str, name: str) -> Step:
 def unlock(who: str) -> Step:
     """Free all locks; the process has ended."""
     return Step("unlock", lambda world: [(bury(world, who), None)])
+
+
+def free(who: str) -> Step:
+    """Free all locks; the process goes on."""
+
+    def act(world: World) -> Outcomes:
+        return [(world._replace(locks=tuple(pair for pair in world.locks if pair[1] != who)), None)]
+
+    return Step("free the locks", act)
 
 
 def bury(world: World, who: str) -> World:
@@ -287,7 +302,12 @@ def transaction(rules: Rules, who: str, changes: tuple[tuple[str, Kind], ...]) -
             yield step
     if not rules.applies_before_clearing:
         yield write_manifest(who, ())
-    yield from settle(rules, tuple(entries), "".join(names), who)
+    held = "".join(names)
+    if not rules.applies_under_its_locks:
+        yield free(who)
+        yield lock(who, "manifest")
+        held = ""
+    yield from settle(rules, tuple(entries), held, who)
     yield write_manifest(who, tuple(pair for pair in mine if pair not in entries))
     yield unlock(who)
     return None
@@ -310,16 +330,37 @@ def planned(who: str, name: str, kind: Kind, frame: Frame | None) -> tuple[Entry
 
 def alone(rules: Rules, who: str, name: str, kind: Kind) -> Process:
     """Append to one member: one step, after a look at the log."""
+    if not rules.looks_under_the_lock:
+        log, _ = yield read_manifest()
     yield lock(who, name)
     if not rules.takes_the_manifest_first:
         yield lock(who, "manifest")
-    log, _ = yield read_manifest()
+    if rules.looks_under_the_lock:
+        log, _ = yield read_manifest()
     entry = dict(log).get(name)
     if entry is not None and rules.applies_first:
         yield from apply(rules, name, entry)
     frame = yield look(name)
     if frame is not None and not frame.is_torn:
         yield from _append(who, name, frame, kind, is_foreign=False)
+    yield unlock(who)
+    return None
+
+
+def replacement(rules: Rules, who: str, name: str) -> Process:
+    """Replace one member by a frame of the other layout, where the system cannot swap two names."""
+    if rules.lists_two_steps:
+        return Again(transaction, (rules, who, ((name, "frame"),)))
+    yield lock(who, "manifest")
+    yield lock(who, name)
+    log, _ = yield read_manifest()
+    yield from settle(rules, log, name, who)
+    entry, new, steps = planned(who, name, "frame", (yield look(name)))
+    yield from steps
+    yield put(name, None, "rename away")
+    moved = rename_in(name, entry.token)
+    yield Step(moved.label, lambda world: [(_known(after, **{name: new}), None) for after, _ in moved.act(world)])
+    yield write_manifest(who, ())
     yield unlock(who)
     return None
 
@@ -430,9 +471,7 @@ def causal(who: str, names: str) -> Process:
         yield lock(who, name)
         frame = yield look(name)
         yield from _append(who, name, frame, "index", is_foreign=False)
-        yield Step(
-            f"unlock {name}", lambda world: [(world._replace(locks=tuple(p for p in world.locks if p[1] != who)), None)]
-        )
+        yield free(who)
     yield unlock(who)
     return None
 
@@ -484,6 +523,13 @@ def always(world: World) -> Iterator[str]:
                 yield f"a snapshot has lost {name}"
         if any("P" in history for _, history in states) and "P" not in states[0][1]:
             yield "a snapshot has a commit, and not the one that came before it"
+
+
+def not_lost(world: World, _: frozenset[str]) -> Iterator[str]:
+    """Name the transaction "T" if it has ended, nobody was killed, and "x" does not have its change."""
+    frame = dict(world.frames).get("x")
+    if frame is not None and "T" not in frame.history:
+        yield f"T was acknowledged, and x is {frame.history}"
 
 
 def at_the_end(world: World, _: frozenset[str]) -> Iterator[str]:

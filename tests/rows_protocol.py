@@ -60,6 +60,12 @@ class Rules:
     """A state is restored only while the manifest has its snapshot."""
     snapshots_keep: bool = True
     """Vacuum leaves alone what snapshots name."""
+    adopts_what_goes: bool = True
+    """A member notes its group before the group deletes it, as well."""
+    unlists_completed_rows: bool = True
+    """The first commit removes what is published of the rows with which it has completed the manifest."""
+    remembers_what_goes: bool = True
+    """A writer that finds its commit below others' removes what that commit has deleted."""
 
 
 INSIDE = -1
@@ -93,6 +99,7 @@ class Manifest(NamedTuple):
     snapshots: tuple[tuple[tuple[str, Row], ...], ...] = ()
     recent: tuple[str, ...] = ()
     cleanings: int = 0
+    is_complete: bool = True
 
 
 class World(NamedTuple):
@@ -110,8 +117,8 @@ class World(NamedTuple):
     wrong: frozenset[str] = frozenset()
 
 
-def bucket(*, members: str = "xy", adopted: bool = True, losses: int = 0) -> World:
-    """Return a bucket whose members have one chunk each."""
+def bucket(*, members: str = "xy", adopted: bool = True, listed: bool = True, losses: int = 0) -> World:
+    """Return a bucket whose members have one chunk each; if they are not `listed`, the group has no rows yet."""
     chunks, indexes, published, rows = [], [], [], []
     for name in members:
         index = Index(f"{name}0" if adopted else "plain", 0, adopted, ("0",), (0,))
@@ -120,7 +127,7 @@ def bucket(*, members: str = "xy", adopted: bool = True, losses: int = 0) -> Wor
         rows.append((name, Row(index.revision if adopted else "", 0, 1)))
         if adopted:
             indexes.append((name, index))
-    manifest = Manifest(0, tuple(rows))
+    manifest = Manifest(0, tuple(rows) if listed else (), is_complete=listed)
     return World(manifest, frozenset(chunks), frozenset(indexes), tuple(published), losses=losses)
 
 
@@ -168,7 +175,7 @@ class Commit(NamedTuple):
         rows = dict(world.manifest.rows)
         stale = [name for name, revision in self.read if name not in rows or rows[name].revision != revision]
         wrong = {f"{self.who} committed though {name} is not what it has read" for name in stale}
-        log = world.log if self.who == "vacuum" else (*world.log, (self.who, self.changes))
+        log = world.log if self.who in ("vacuum", "listing") else (*world.log, (self.who, self.changes))
         return world._replace(manifest=self.manifest, log=log, wrong=world.wrong | wrong)
 
 
@@ -187,6 +194,16 @@ def put_manifest(rules: Rules, commit: Commit) -> Step:
         return outcomes
 
     return Step(f"put manifest {commit.manifest.version}", act)
+
+
+def complete(manifest: Manifest) -> Step:
+    """List the published indexes, and return the next manifest, whose rows have no revisions."""
+
+    def act(world: World) -> Outcomes:
+        rows = tuple((name, Row("", 0, max(index.chunks) + 1)) for name, index in world.published)
+        return [(world, manifest._replace(version=manifest.version + 1, rows=rows, is_complete=True))]
+
+    return Step("list", act)
 
 
 def get_published(name: str) -> Step:
@@ -271,13 +288,18 @@ class Prepared(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a writer wants, and has prepared. `read` has the revisions that its changes were made from."""
+    """What a writer wants, and has prepared.
+
+    `read` has the revisions that its changes were made from, `goes` the members whose published indexes its latest
+    attempt would remove.
+    """
 
     who: str
     changes: tuple[tuple[str, Kind], ...]
     read: tuple[tuple[str, str], ...] = ()
     prepared: tuple[tuple[str, Prepared], ...] = ()
     tries: int = 0
+    goes: tuple[str, ...] = ()
 
     def again(self, prepared: Mapping[str, Prepared]) -> Work:
         return self._replace(prepared=tuple(sorted(prepared.items())), tries=self.tries + 1)
@@ -298,7 +320,24 @@ def attempt(rules: Rules, work: Work) -> Process:
     who = work.who
     manifest: Manifest = yield get_manifest()
     if rules.finds_lost_answers and who in manifest.recent:
-        return Again(publish, (rules, work))
+        return Again(publish, (rules, work if rules.remembers_what_goes else leaving(work, manifest)))
+    if not manifest.is_complete:
+        return Again(first_attempt, (rules, work, manifest))
+    return Again(commit, (rules, work, manifest, manifest))
+
+
+def first_attempt(rules: Rules, work: Work, seen: Manifest) -> Process:
+    """Complete the manifest, and commit on top of that."""
+    manifest = yield complete(seen)
+    if (yield put_manifest(rules, Commit("listing", manifest))) != "done":
+        return Again(attempt, (rules, work))
+    return Again(commit, (rules, work, manifest, seen))
+
+
+def commit(rules: Rules, work: Work, manifest: Manifest, seen: Manifest) -> Process:
+    """Try to commit on top of a manifest; `seen` is what was there before it was completed."""
+    who = work.who
+    work = leaving(work, manifest if rules.unlists_completed_rows else seen)
     rows, floors, prepared = dict(manifest.rows), dict(manifest.floors), dict(work.prepared)
     stale = any(name not in rows or rows[name].revision != revision for name, revision in work.read)
     gone = any((name in rows) == (kind == "make") for name, kind in work.changes)
@@ -308,6 +347,9 @@ def attempt(rules: Rules, work: Work) -> Process:
     for name, kind in work.changes:
         row, floor = rows.get(name), floors.get(name, 0)
         if kind == "delete" and row is not None:
+            is_plain = not row.revision and rules.adopts_what_goes
+            if is_plain and (yield from adopt(rules, work, name)) is None:
+                return Again(attempt, (rules, work.again(prepared)))
             floors[name] = max(row.next, floor) if rules.numbers_rise else 0
             del rows[name]
             continue
@@ -384,6 +426,12 @@ def is_still_right(rules: Rules, known: Prepared, base: str, manifest: Manifest)
     return is_there and (known.base == base or not rules.rebases)
 
 
+def leaving(work: Work, manifest: Manifest) -> Work:
+    """Note which published indexes go if the changes are made to the rows of a manifest."""
+    rows = dict(manifest.rows)
+    return work._replace(goes=tuple(name for name, kind in work.changes if kind == "delete" and name in rows))
+
+
 def adopt(rules: Rules, work: Work, name: str) -> Generator[Step, Any, Index | None]:
     """Let the published index note the group; None if another writer was faster."""
     current = yield get_published(name)
@@ -398,7 +446,8 @@ def publish(rules: Rules, work: Work) -> Process:
     prepared = dict(work.prepared)
     for name, kind in work.changes:
         if kind == "delete":
-            yield delete_published(name)
+            if name in work.goes:
+                yield delete_published(name)
         elif kind != "make":
             index, is_published = prepared[name].index, False
             while not is_published:
@@ -412,7 +461,10 @@ def publish(rules: Rules, work: Work) -> Process:
 
 def by_itself(rules: Rules, who: str, name: str) -> Process:
     """Append by a handle that was opened before the array was a member: its index alone is replaced."""
-    current: Index = yield get_published(name)
+    current: Index | None = yield get_published(name)
+    if current is None:
+        yield end(who, well=False)
+        return None
     if current.noted:
         return Again(attempt, (rules, Work(who, ((name, "append"),))))
     chunk = yield put_chunk(name, max(current.chunks) + 1, who)
@@ -713,8 +765,25 @@ def at_the_end(world: World, killed: frozenset[str]) -> Iterator[str]:
                 yield f"a change of {name} is lost"
         elif _all_told(world) and name not in again and (there is None or there.revision != row.revision):
             yield f"the published index of {name} is another one though nobody was killed"
+    # One that changes a member may publish, late, what is deleted by then. Its note tells readers of the group.
+    touched = [name for _, changes in world.log for name, _ in changes]
+    only_deleted = {name for name in again if touched.count(name) == 1}
+    for name, there in published.items():
+        if name not in rows and not there.noted and world.manifest.is_complete:
+            yield f"{name} was deleted, and can be opened by its URL for ever"
+        elif name not in rows and _all_told(world) and name in only_deleted:
+            yield f"{name} was deleted, and its index stays published though nobody was killed"
+    yield from _vain_changes(world)
     if len(world.log) != len(committed):
         yield "a commit has happened twice"
+
+
+def _vain_changes(world: World) -> Iterator[str]:
+    """Name the commits that have changed a member after it was deleted."""
+    for n, (commit, changes) in enumerate(world.log):
+        for name, kind in changes:
+            if kind in ("append", "whole") and history_after(world.log[:n], name, ("0",)) is None:
+                yield f"{commit} was acknowledged, and nothing has its change of {name}"
 
 
 def _all_told(world: World) -> bool:

@@ -132,6 +132,21 @@ def late_deletions(rules: Rules) -> Any:
     return world, processes, {"mortal": "D"}
 
 
+def deletion(rules: Rules) -> Any:
+    processes = {**commits(rules, D="delete x"), "H": Again(rows.by_itself, (rules, "H", "x"))}
+    return rows.bucket(members="x", adopted=False), processes, {"mortal": "DH"}
+
+
+def first_deletion(rules: Rules) -> Any:
+    processes = {**commits(rules, D="delete x"), "H": Again(rows.by_itself, (rules, "H", "x"))}
+    return rows.bucket(members="x", adopted=False, listed=False), processes, {"mortal": "D"}
+
+
+def lost_deletion(rules: Rules) -> Any:
+    processes = {**commits(rules, D="delete x", W="append y"), "network": Again(rows.network, (rules,))}
+    return rows.bucket(losses=1), processes, {"mortal": "W"}
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -151,6 +166,9 @@ SCENARIOS = {
         made_again,
         made_again_and_vacuum,
         late_deletions,
+        deletion,
+        first_deletion,
+        lost_deletion,
     )
 }
 
@@ -186,6 +204,10 @@ def test_rows_hold_in_all_orders(name: str) -> None:
         ("indexes_are_checked", "vacuum_of_contiguous"),
         ("restores_what_is_kept", "restored_and_dropped"),
         ("snapshots_keep", "snapshots_and_vacuum"),
+        ("adopts_what_goes", "deletion"),
+        ("adopts_what_goes", "first_deletion"),
+        ("unlists_completed_rows", "first_deletion"),
+        ("remembers_what_goes", "lost_deletion"),
     ],
 )
 def test_without_one_rule_the_checker_finds_what_it_is_for(rule: str, name: str) -> None:
@@ -224,6 +246,18 @@ def with_writers(rules: log.Rules, kind: str) -> Report:
 def with_other_software(rules: log.Rules, kind: str) -> Report:
     others = {"F": Again(log.foreign, ("F", "x", "patch")), "W": Again(log.alone, (rules, "W", "x", "index"))}
     return on_disk(rules, {"T": transaction(rules, x=kind, y="index"), **others})
+
+
+def with_other_software_alone(rules: log.Rules, kind: str) -> Report:
+    """Nobody is killed: an acknowledged commit is there, and what other software has appended is on top of it."""
+    processes = {"T": transaction(rules, x=kind, y="index"), "F": Again(log.foreign, ("F", "x", "patch"))}
+    return explore(log.disk(), processes, at_the_end=log.not_lost, bury=log.bury, kills=0)
+
+
+def with_a_replacement_alone(rules: log.Rules, kind: str) -> Report:
+    """A member is replaced by a frame of the other layout, without a transaction."""
+    others = {"W": Again(log.alone, (rules, "W", "x", "patch")), "U": transaction(rules, "U", x=kind)}
+    return on_disk(rules, {"T": Again(log.replacement, (rules, "T", "x")), **others}, kills=1, names="x")
 
 
 def with_transactions(rules: log.Rules, kind: str) -> Report:
@@ -272,6 +306,14 @@ def test_the_log_holds_in_all_orders(attempt: Any, kind: str) -> None:
     assert report.situations > 100
 
 
+@pytest.mark.parametrize("kind", ["patch", "index"])
+@pytest.mark.parametrize("attempt", [with_other_software_alone, with_a_replacement_alone])
+def test_the_log_holds_in_all_orders_of_single_writers(attempt: Any, kind: str) -> None:
+    report = attempt(log.Rules(), kind)
+    assert not report.problems, str(report)
+    assert report.situations > 50
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_log_holds_for_a_crowd(kind: str) -> None:
@@ -298,6 +340,10 @@ def test_local_snapshots_hold_in_all_orders() -> None:
         ("compares_again", with_snapshot, "index"),
         ("compacts_under_the_manifest", with_snapshot, "index"),
         ("compacts_for_snapshots", with_snapshot, "index"),
+        ("applies_under_its_locks", with_other_software_alone, "patch"),
+        ("applies_under_its_locks", with_other_software_alone, "index"),
+        ("looks_under_the_lock", with_writers, "patch"),
+        ("lists_two_steps", with_a_replacement_alone, "patch"),
     ],
 )
 def test_without_one_rule_of_the_log_the_checker_finds_what_it_is_for(rule: str, attempt: Any, kind: str) -> None:
