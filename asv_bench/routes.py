@@ -3,20 +3,24 @@
     python asv_bench/routes.py [--pairs]
 
 Each action runs twice before it is followed, so that the parts that are made once are there. A pair is two modules that
-call each other on one route; `tests/test_route.py` allows none but those that it names, outside of groups. The counts
-show what a change costs where no time can be measured; the same test limits the counts of writes.
+call each other on one route; `tests/test_route.py` allows none but those that it names, outside of groups. A climb is
+a call from a module into a package above its own, through an object or a function that it was given; the same test
+names those of the commits of groups, on a disk and in an object store. The counts show what a change costs where no
+time can be measured; the same test limits the counts of writes.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 
@@ -26,13 +30,33 @@ from b2array import config
 PACKAGE = Path(b2array.__file__).parent
 KEPT = 64 * 2**20
 
+LAYERS = (
+    ("grid",),
+    ("codec",),
+    ("store",),
+    ("format",),
+    ("frame", "bloscpack"),
+    ("commit", "display"),
+    ("compute",),
+    ("array",),
+    ("group",),
+    ("xarray_io", "exchange"),
+    ("tools",),
+)
+"""The packages, the lowest first. Other modules, such as `threads`, call what they are given, and never climb."""
+HEIGHTS = {package: height for height, packages in enumerate(LAYERS) for package in packages}
+
 
 class Route(NamedTuple):
-    """The frames that an action enters in the package, the modules they are in, and the pairs that call each other."""
+    """The frames that an action enters in the package, and the modules that they are in.
+
+    `pairs` has the modules that call each other, `climbs` the caller and the callee of each call into a package above.
+    """
 
     calls: int
     modules: int
     pairs: frozenset[tuple[str, str]]
+    climbs: frozenset[tuple[str, str]]
 
 
 class Action(NamedTuple):
@@ -71,7 +95,14 @@ def route(action: Callable[[], object]) -> Route:
         sys.setprofile(None)
         gc.enable()
     pairs = {(_module(start), _module(end)) for start, end in arrows if start < end and (end, start) in arrows}
-    return Route(calls, len({end for _, end in arrows}), frozenset(pairs))
+    named = {(_module(start), _module(end)) for start, end in arrows}
+    climbs = {(start, end) for start, end in named if _height(start) < _height(end)}
+    return Route(calls, len({end for _, end in arrows}), frozenset(pairs), frozenset(climbs))
+
+
+def _height(module: str) -> float:
+    """Return the height of a module's package; nan, which compares with nothing, for a module outside of them."""
+    return HEIGHTS.get(module.partition(".")[0], math.nan)
 
 
 def _module(path: str) -> str:
@@ -106,10 +137,23 @@ def actions(directory: Path) -> dict[str, Action]:
 
 
 def group_actions(directory: Path) -> dict[str, Action]:
-    """Make a local group of two arrays, and return what is done with it, by name."""
-    group = b2array.open_group(directory / "group.b2d", "w")
-    for name in ("a", "b"):
-        group[name] = np.arange(1000.0)
+    """Make groups of two arrays, and return what is done with them, by name: on a disk, and in memory.
+
+    In memory, a group is committed as in an object store.
+    """
+    in_memory = f"memory://routes-{uuid4().hex}.b2d"
+    found: dict[str, Action] = {}
+    for url, where in ((str(directory / "group.b2d"), ""), (in_memory, " in an object store")):
+        group = b2array.open_group(url, "w")
+        for name in ("a", "b"):
+            group[name] = np.arange(1000.0)
+        for name, run in _changes_of(group).items():
+            found[name + where] = Action(run)
+    return found
+
+
+def _changes_of(group: b2array.Group) -> dict[str, Callable[[], object]]:
+    """Return changes of a group of two arrays, by name."""
     new = np.array([5.0, 6.0])
 
     def change_both() -> None:
@@ -117,9 +161,13 @@ def group_actions(directory: Path) -> dict[str, Action]:
             changes["a"][1:3] = new
             changes["b"][1:3] = new
 
+    def replace() -> None:
+        group.create("c", data=new, overwrite=True)
+
     return {
-        "assignment to a member": Action(lambda: group["a"].__setitem__(slice(1, 3), new)),
-        "transaction of two members": Action(change_both),
+        "assignment to a member": lambda: group["a"].__setitem__(slice(1, 3), new),
+        "transaction of two members": change_both,
+        "replacement of a member": replace,
     }
 
 
@@ -135,15 +183,18 @@ def routes(directory: Path) -> dict[str, Route]:
 def main() -> None:
     """Follow and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pairs", action="store_true", help="name the modules that call each other")
+    parser.add_argument("--pairs", action="store_true", help="name the modules that call each other, and climbs")
     arguments = parser.parse_args()
-    print(f"{'':<32}{'calls':>7}{'modules':>9}{'pairs':>7}")
+    print(f"{'':<46}{'calls':>7}{'modules':>9}{'pairs':>7}{'climbs':>8}")
     with tempfile.TemporaryDirectory() as directory:
         for name, found in routes(Path(directory)).items():
-            print(f"{name:<32}{found.calls:>7}{found.modules:>9}{len(found.pairs):>7}")
+            counts = f"{found.calls:>7}{found.modules:>9}{len(found.pairs):>7}{len(found.climbs):>8}"
+            print(f"{name:<46}{counts}")
             if arguments.pairs:
                 for pair in sorted(found.pairs):
                     print("    " + " <-> ".join(pair))
+                for climb in sorted(found.climbs):
+                    print("    " + " -> ".join(climb))
 
 
 if __name__ == "__main__":

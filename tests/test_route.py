@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_imports import ALLOWED
 
 from asv_bench import routes
 from b2array import config
@@ -35,6 +36,55 @@ def test_no_route_goes_back_and_forth_between_two_modules(name: str, tmp_path: P
         found = routes.route(action.run)
     assert found.calls > 0
     assert found.pairs <= BOTH_WAYS.get(name, set())
+
+
+# The calls into a package above. These shall become fewer.
+OF_CHUNKS = {("frame.fetch", "commit.draft"), ("store.local", "commit.staging"), ("store.upload", "commit.staging")}
+"""A source is read, or pieces are written, through an object of the commit that was passed down."""
+OF_GROUPS = {
+    ("commit.apply", "group.local"),
+    ("commit.entries", "group.local"),
+    ("commit.entries", "group.local_transaction"),
+    ("commit.entries", "group.snapshots_on_disk"),
+    ("commit.many", "group.rows"),
+    ("display.tables", "group.group"),
+    ("frame.log", "group.local"),
+    ("frame.manifest", "group.members"),
+    ("store.forces", "commit.leftovers"),
+}
+"""The commit of a group asks the group for its members, its files, and the rest of its manifest."""
+MOST_CLIMBS = {
+    "assignment to a member": 3,
+    "transaction of two members": 8,
+    "replacement of a member": 8,
+    "assignment to a member in an object store": 2,
+    "transaction of two members in an object store": 3,
+    "replacement of a member in an object store": 2,
+}
+
+
+@pytest.mark.parametrize("name", MOST_CLIMBS)
+def test_commits_of_groups_call_packages_above_in_known_places_only(name: str, tmp_path: Path) -> None:
+    action = routes.group_actions(tmp_path)[name]
+    with config.using(threads=1, cache_bytes=action.cache_bytes):
+        found = routes.route(action.run)
+    assert found.climbs <= OF_CHUNKS | OF_GROUPS
+    assert 0 < len(found.climbs) <= MOST_CLIMBS[name]
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_routes_of_arrays_alone_climb_only_to_what_reads_and_writes_chunks(name: str, tmp_path: Path) -> None:
+    action = routes.actions(tmp_path)[name]
+    with config.using(threads=1, cache_bytes=action.cache_bytes):
+        assert routes.route(action.run).climbs <= OF_CHUNKS
+
+
+def test_every_layer_is_a_package_and_every_commit_of_a_group_is_followed(tmp_path: Path) -> None:
+    packages = {path.parent.name for path in routes.PACKAGE.glob("*/__init__.py")}
+    assert set(routes.HEIGHTS) == packages
+    for package, below in ALLOWED.items():
+        assert all(routes.HEIGHTS[each] < routes.HEIGHTS[package] for each in below & routes.HEIGHTS.keys())
+    assert set(routes.group_actions(tmp_path)) == set(MOST_CLIMBS)
 
 
 def test_every_action_that_the_program_follows_is_checked_here(tmp_path: Path) -> None:

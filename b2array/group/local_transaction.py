@@ -48,7 +48,8 @@ class LocalTransaction(Transaction):
     def __init__(self, group: LocalGroup, *, marked: bool = True) -> None:
         """Begin a transaction on the members that the group shows; this lists them if they were not listed yet."""
         view = group.copy()
-        view.require_same()
+        if not marked:  # a marked transaction has just listed the directory
+            view.require_same()
         identity = view.manifest.identity or os.urandom(8).hex()
         super().__init__(group, view, GroupChange(identity, marked))
         self.on_disk = SnapshotsOnDisk(view, self.change, self._snapshots)
