@@ -300,8 +300,9 @@ def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, buck
         gate.arm(lambda number, _: (409, text) if number < 2 else None)
         assert store.replace("", b"two", expected=stamp.version) == store.stamp("")
         gate.arm(lambda *_: (409, text))
-        with config.using(retries=1), pytest.raises(ConflictError):
+        with config.using(retries=1), pytest.raises(OSError, match="another request was changing the object") as caught:
             store.replace("", b"three", expected=Version('"1"'))
+        assert caught.value.errno == errno.EBUSY  # the server has compared nothing
         assert len(gate.asked) == 2
 
 

@@ -8,9 +8,10 @@ Inside ``with a.transaction()``, a chunk that is written in part, or is the only
 
 At the end of the attempt, `one.commit` makes the draft visible. `Draft.freeze` turns the draft into a value, a
 `ChangeSet`, and `changes.rebase_change` puts that on top of the commits of other writers. `plan.plan` decides how the
-frame gets its next state: it packs header, index and trailer, and does no I/O. `one.publish` carries out the plan. If
-another writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts`
-yields another draft.
+frame gets its next state: it packs header, index and trailer, and does no I/O. `one.publish` carries out the plan, and
+`outcomes.write_once` finds out whether its last write has happened, even if the answer of a server was lost. If another
+writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts` yields
+another draft.
 
 The last write of a plan makes the commit visible, and is atomic. In one file, it changes the header, or a new file
 replaces the old one; in a directory, a new index replaces the old one. In an object store, it is a conditional request
@@ -47,6 +48,7 @@ plan           `plan`: every decision of a commit (no I/O)
 prepare        prepares a commit for its last step: the plan, objects, copies of chunks
 one            one frame: `commit`, `publish`, and `stage` for a group
 many           groups in object stores: `commit_rows`, one write of the manifest
+outcomes       `write_once`: writes a whole object, and finds out whether that has happened
 manifests      writes manifests
 entries        local groups: `commit_entries`, one write of the manifest, whose log names the members
 apply          local groups: gives members the states that the log in the manifest specifies

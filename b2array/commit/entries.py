@@ -32,6 +32,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.leftovers import discard
 from b2array.commit.one import Prepared, commit, stage
+from b2array.commit.outcomes import create_under_own_name
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
@@ -40,7 +41,7 @@ from b2array.format.summary import Record
 from b2array.frame.log import inspect_place
 from b2array.frame.manifest import MANIFEST, Entry, Kind, Manifest, is_embedded, staged_path
 from b2array.frame.snapshot import Snapshot
-from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
+from b2array.store.base import MISSING, Store, Version, attempts, too_many_conflicts
 from b2array.store.forces import together
 from b2array.store.locks import locks_below
 
@@ -68,11 +69,17 @@ class GroupOnDisk(Protocol):
     def require_same(self, manifest: Manifest) -> None:
         """Raise ConflictError if a manifest belongs to another group than the one that the transaction began with."""
 
-    def write(self, manifest: Manifest, version: Version | None) -> Version | None:
-        """Replace the manifest if it has this version, and return the new version; otherwise raise ConflictError."""
+    def write(
+        self,
+        manifest: Manifest,
+        version: Version | None,
+        *,
+        keep: Callable[[], object] = lambda: None,
+    ) -> Version | None:
+        """Replace the manifest if it has this version, and return the new version; otherwise raise ConflictError.
 
-    def holds(self, manifest: Manifest) -> bool:
-        """Read the manifest in the store, and return whether it equals `manifest`."""
+        `keep` is called before an error if the manifest may have been replaced.
+        """
 
     def apply_log(
         self,
@@ -171,6 +178,10 @@ class GroupChange:
             if member.draft is None or member.draft.changed
         }
 
+    def note_unknown(self) -> None:
+        """Note that the manifest may refer to the files of this commit."""
+        self.outcome = "unknown"
+
     def only_read(self, changed: Collection[str]) -> list[str]:
         """Return the paths of members that were read but not `changed`, if the commit is `marked`; otherwise none.
 
@@ -188,8 +199,7 @@ class _Attempt:
 
     `before` is the manifest before the commit. `only_read` has the paths of members that the transaction has only read,
     `prepared` the new states of members, `log` their entries, and `left` the entries of earlier commits that could not
-    be applied. `tried` is the manifest that was, or may have been, written; `stored` is its version, if known.
-    `interrupt` is an exception such as Ctrl-C that came after the manifest was written.
+    be applied. `tried` is the manifest that was, or may have been, written, and `stored` its version.
     """
 
     before: Manifest
@@ -202,7 +212,6 @@ class _Attempt:
     prepared: dict[str, Prepared] = field(default_factory=dict)
     tried: Manifest | None = None
     stored: Version | None = None
-    interrupt: BaseException | None = None
 
     @property
     def number(self) -> int:
@@ -267,9 +276,6 @@ def commit_entries(
                 attempt = _begin(group, change, written, locks)
                 if _commit(group, change, attempt, locks, require, edit, members):
                     _finish(group, attempt, show)
-                    # Ctrl-C must reach the user even if the commit has succeeded.
-                    if attempt.interrupt is not None:
-                        raise attempt.interrupt
                     return attempt.before, attempt.tried
             finally:
                 unlock()
@@ -393,16 +399,19 @@ def _commit(
         is_alone = is_single and edited is after and not attempt.before.summaries
         if not (is_alone and _take_only_step(group, attempt)):
             attempt.tried = edited
-            attempt.stored = group.write(edited, attempt.version)
+            attempt.stored = group.write(edited, attempt.version, keep=change.note_unknown)
     except BaseException as error:
-        if attempt.tried is None or not _settle_outcome(group, change, attempt, error):
-            _unstage(group, attempt)
-            overtaken = attempt.tried is not None and group.read()[1] != attempt.version
-            if isinstance(error, ConflictError) and overtaken:
-                return False
+        if attempt.tried is not None and not isinstance(error, Exception):
+            # Ctrl-C may have arrived right after the write.
+            change.note_unknown()
+        if change.outcome == "unknown":
+            _leave_all(change)
             raise
-        if not isinstance(error, Exception):
-            attempt.interrupt = error
+        _unstage(group, attempt)
+        overtaken = attempt.tried is not None and group.read()[1] != attempt.version
+        if isinstance(error, ConflictError) and overtaken:
+            return False
+        raise
     change.outcome = "committed"
     return True
 
@@ -565,29 +574,14 @@ def _unstage(group: GroupOnDisk, attempt: _Attempt) -> None:
                 discard(group.store_of(entry.aside(path)))
 
 
-def _settle_outcome(
-    group: GroupOnDisk,
-    change: GroupChange,
-    attempt: _Attempt,
-    error: BaseException,
-) -> bool:
-    """Read the manifest, and return whether it was replaced despite an error.
+def _leave_all(change: GroupChange) -> None:
+    """End the transactions of the members. It may wait for other threads that use the members.
 
-    The error may have come, for example, while the manifest was forced to the disk. If the outcome is unknown, this
-    notes it in `change`, ends the transactions of the members, and raises `error`. It may wait for other threads that
-    use the members. Then no file is removed, because the manifest may refer to it.
+    No file is removed, because the manifest may refer to it.
     """
-    # If the disk cannot be reached, the outcome is unknown.
-    with suppress(OSError, B2ArrayError):
-        if attempt.tried is not None and group.holds(attempt.tried):
-            return True
-        if isinstance(error, ConflictError) or group.read()[1] == attempt.version:
-            return False
-    change.outcome = "unknown"
     for member in change.members.values():
         if member.draft is not None:
             member.handle.leave(None)
-    raise error
 
 
 # After the commit.
@@ -650,14 +644,7 @@ def _clear_log(
     version: Version | None,
     left: Mapping[str, Entry],
 ) -> Manifest:
-    """Remove the log from the manifest that the commit has written, and return the manifest; entries in `left` stay.
-
-    If the version is not known, this reads the manifest first, and writes nothing if another commit has followed.
-    """
-    if version is None:  # the write succeeded, but raised an error
-        now, version = group.read()
-        if now.commit != after.commit:
-            return after
+    """Remove the log from the manifest that the commit has written, and return the manifest; entries in `left` stay."""
     cleared = replace(after, log=left)
     group.write(cleared, version)
     return cleared

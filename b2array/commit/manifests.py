@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from b2array.errors import ConflictError
+from collections.abc import Callable
+from functools import partial
+
+from b2array.commit.outcomes import Found, Look, write_once
 from b2array.frame.catalog import Catalog, read_manifest, remember_manifest
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import Store, Version, conflict
@@ -10,33 +13,56 @@ from b2array.store.base import Store, Version, conflict
 __all__ = ["replace_manifest", "write_manifest"]
 
 
-def write_manifest(group: Store, manifest: Manifest, version: Version | None) -> Version | None:
-    """Replace the manifest of that version, or raise ConflictError; return the new version. The caller holds its lock.
+def write_manifest(
+    group: Store,
+    manifest: Manifest,
+    version: Version | None,
+    *,
+    is_commit: bool = False,
+    keep: Callable[[], object] = lambda: None,
+) -> Look[Manifest]:
+    """Replace the manifest of that version, or raise ConflictError; return what is there now.
 
-    Without a version, this makes the first manifest. It forces the manifest to the disk. The answer to a successful
-    request may be lost; the client then repeats the request, which fails. So after a failure, this reads the manifest,
-    and succeeds if it is the one that was written.
+    The caller holds the lock of the manifest. Without a version, this makes the first manifest. It forces
+    the manifest to the disk. `is_commit` says that the manifest has the token of a new commit, by which it is
+    recognized below later commits. `keep` is for `write_once`, whose errors this raises.
     """
     content = manifest.pack()
+
+    def look() -> Look[Manifest]:
+        """Compare the stored manifest with the manifest that was written, and with the version that it replaces."""
+        stored, now = read_manifest(group)
+        if stored == manifest or (is_commit and stored.follows(manifest)):
+            return Look(Found.OURS, now, stored)
+        return Look(Found.AS_BEFORE if now == version else Found.OTHER, now, stored)
+
+    if version is None:
+        write = partial(group.create, MANIFEST, content)
+    else:
+        write = partial(group.replace, MANIFEST, content, expected=version)
     try:
-        if version is None:
-            written = group.create(MANIFEST, content).version
-        else:
-            written = group.replace(MANIFEST, content, expected=version).version
-    except (ConflictError, FileExistsError) as error:
-        stored, written = read_manifest(group)
-        if stored != manifest:
-            raise conflict(group.url) from error
+        written = write_once(group, write, look, forces=True, keep=keep)
+    except FileExistsError as error:
+        raise conflict(group.url) from error
     remember_manifest(content, manifest)
-    group.force()
     return written
 
 
-def replace_manifest(catalog: Catalog, manifest: Manifest, version: Version | None) -> None:
-    """Replace the manifest of that version, or raise ConflictError; note the new one in the catalog.
+def replace_manifest(
+    catalog: Catalog,
+    manifest: Manifest,
+    version: Version | None,
+    *,
+    is_commit: bool = False,
+    keep: Callable[[], object] = lambda: None,
+) -> Manifest:
+    """Replace the manifest of that version, or raise ConflictError; note the new one in the catalog, and return it.
 
-    The caller holds the lock of the manifest, if there is one.
+    If other commits have followed at once, the manifest with these commits is returned. The parameters are as for
+    `write_manifest`. The caller holds the lock of the manifest, if there is one.
     """
     catalog.note(None)
-    written = write_manifest(catalog.group, manifest, version)
-    catalog.note((manifest, written), is_written=True)
+    written = write_manifest(catalog.group, manifest, version, is_commit=is_commit, keep=keep)
+    newest = written.content or manifest
+    catalog.note((newest, written.version), is_written=True)
+    return newest

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from b2array import threads
 from b2array.commit.census import complete_manifest
 from b2array.commit.draft import Draft, rise_above
 from b2array.commit.manifests import replace_manifest
+from b2array.commit.outcomes import create_under_own_name, look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan, plan
 from b2array.commit.prepare import make_objects, make_plan, observe, pieces, require_files, whole
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
@@ -43,8 +45,6 @@ from b2array.store.base import (
     Version,
     attempts,
     conflict,
-    create_under_own_name,
-    may_still_happen,
     too_many_conflicts,
 )
 
@@ -172,7 +172,6 @@ def commit_rows(
     prepared: dict[str, _Prepared] = {}
     group = catalog.group
     before = Manifest()
-    after: Manifest | None = None
     map_concurrently(lambda draft: draft.flush(), drafts.values())
     for attempt in attempts(group):
         with group.lock(MANIFEST):
@@ -195,27 +194,17 @@ def commit_rows(
                     # Another writer was faster: start again from the new manifest.
                     continue
                 manifest, version = catalog.last_seen()
-            if after is not None and manifest.follows(after):
-                # The store replaced the manifest but its answer was lost, and another writer has committed since.
-                newest = manifest
-                break
             require(manifest)
             unadopted = _adopt_members(unadopted, manifest)
             _adopt_removed(catalog, [*removed - unadopted.keys()], manifest)
             _prepare(catalog, drafts, paths, manifest, prepared)
             before = manifest
-            after = newest = edit(_next_manifest(manifest, prepared, removed))
+            after = edit(_next_manifest(manifest, prepared, removed))
+            keep = partial(_keep_files, drafts.values())
             try:
-                replace_manifest(catalog, after, version)
+                newest = replace_manifest(catalog, after, version, is_commit=True, keep=keep)
             except ConflictError:
                 continue
-            except BaseException as error:
-                outcome = _outcome(catalog, after, version, error)
-                if outcome is not False:
-                    _keep_files(drafts.values())
-                # An interrupt such as Ctrl-C must reach the user even if the commit succeeded.
-                if not outcome or not isinstance(error, Exception):
-                    raise
             break
     else:
         raise too_many_conflicts(group)
@@ -326,23 +315,6 @@ def _next_manifest(
     )
     described = after.with_summaries(records, left - records.keys(), members=after.members)
     return described.with_commit(os.urandom(8).hex())
-
-
-def _outcome(
-    catalog: Catalog,
-    after: Manifest,
-    version: Version | None,
-    error: BaseException,
-) -> bool | None:
-    """Read the manifest: whether it was replaced despite an error, such as a lost answer; None if that is unknown."""
-    # If the store cannot be read either, the outcome is unknown.
-    with suppress(OSError, B2ArrayError):
-        manifest, now = catalog.read()
-        if manifest == after or manifest.follows(after):
-            return True
-        if now == version and not may_still_happen(catalog.group, error):
-            return False
-    return None
 
 
 def _keep_files(drafts: Collection[Draft]) -> None:
@@ -457,11 +429,18 @@ def _adopt(current: Snapshot, note: GroupCommit) -> Snapshot:
         next_plan = next_plan.otherwise or next_plan
         chunks = () if current.sparse else _chunks_of(current)
         content = b"".join(pieces(next_plan, draft, chunks))
-        written = current.store.replace(current.name, content, expected=current.version)
-        version = written.version
     finally:
         draft.staging.close()
     state = next_plan.require_state()
+    written = write_once(
+        current.store,
+        partial(current.store.replace, current.name, content, expected=current.version),
+        partial(look_at_frame, current.store, state, current.version, sparse=current.sparse),
+    )
+    version = written.version
+    if written.content is not None and written.content.generation != state.frame.fingerprint.hex():
+        # The group has committed at once.
+        raise conflict(current.url)
     return Snapshot(
         current.store,
         state,
@@ -512,10 +491,7 @@ def _prepare_revision(
         published = _publish_new(catalog, path, row, next_plan, source, manifest)
     place = _store_of(catalog, row)
     name = index_name(revision) if row.sparse else ""
-    stored = None
-    # No other writer uses this name: if the object exists, the answer to our first request was lost.
-    with suppress(FileExistsError):
-        stored = place.create(name, pieces(next_plan, source)).version
+    stored = create_under_own_name(place, name, pieces(next_plan, source))
     base = ""
     if draft.base is not None:
         base = (manifest.rows or {})[_member_name(path)].revision
@@ -608,10 +584,19 @@ def _publish_new(
     store = catalog.group.below(path)
     name = FRAME_NAME if row.sparse else ""
     content = b"".join(pieces(new_plan, source))
+    state = new_plan.require_state()
+
+    def write(expected: Version | None) -> Version | None:
+        """Create the index, or replace one of this version, and return the version of the new one."""
+        put = partial(store.replace, expected=expected) if expected else store.create
+        look = partial(look_at_frame, store, state, expected, sparse=row.sparse)
+        return write_once(store, partial(put, name, content), look).version
+
+    # Other writers may delete or make the frame in this place.
     for _ in attempts(store):
         # An existing frame may be a leftover of the group, which the new one may replace.
         with suppress(FileExistsError):
-            return store.create(name, content).version
+            return write(None)
         try:
             published = load_published(store)
         except MISSING:
@@ -619,16 +604,13 @@ def _publish_new(
             continue
         except (FormatError, UnsupportedError):
             raise FileExistsError(f"{store.url} exists, and is not a frame of this group") from None
-        if published.generation == row.revision:
-            # The answer to our request was lost.
-            return published.version
         noted = published.state.annotations.group_commit
         is_leftover = noted is not None and noted.identity == manifest.identity and noted.path == path
         if not is_leftover or published.name != name:
             raise FileExistsError(f"{store.url} exists, and is not a member of the group")
         # Another writer has just deleted the leftover, or makes the same member.
         with suppress(ConflictError):
-            return store.replace(name, content, expected=published.version).version
+            return write(published.version)
     raise too_many_conflicts(store)
 
 
@@ -716,14 +698,16 @@ def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:
     name = FRAME_NAME if new.row.sparse else ""
     content = b"".join(pieces(new.plan, new.source))
     base = new.draft.base
+    state = new.plan.require_state()
     expected = None if base is None else base.published
+    # Other writers may publish their commits in this place.
     for _ in attempts(store):
         if expected is None:
             expected = _version_of_older(store, new)
+        put = partial(store.replace, expected=expected) if expected else store.create
+        look = partial(look_at_frame, store, state, expected, sparse=new.row.sparse)
         try:
-            if expected is None:
-                return store.create(name, content).version
-            return store.replace(name, content, expected=expected).version
+            return write_once(store, partial(put, name, content), look).version
         except (ConflictError, FileExistsError):
             # Another writer has published a commit since: look whether that one is older.
             expected = None

@@ -2,8 +2,7 @@
 
 A commit puts the changes on top of the newest state, asks `plan` for the next state, and carries out the plan; if
 another writer was faster, it starts again. `publish` carries out a whole plan. `stage` stops before the last write,
-which a group makes for several members together. An attempt is done, refused or, if the answer of a server is lost,
-unknown. After an unknown outcome no files are removed, because the store may refer to them.
+which a group makes for several members together. `outcomes.write_once` finds out whether a write has happened.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from b2array.buffers import Buffer
 from b2array.commit.draft import Draft, discard
 from b2array.commit.locks import makers_lock, writers_lock
 from b2array.commit.many import commit_member
+from b2array.commit.outcomes import look_at_frame, write_once
 from b2array.commit.pins import (
     identities_of,
     manifests_lock,
@@ -44,8 +44,8 @@ from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.kept import Kept
 from b2array.format.state import State
-from b2array.frame.snapshot import Snapshot, find_frame, load_published, reload
-from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, pause, too_many_conflicts
+from b2array.frame.snapshot import Snapshot, find_frame, reload
+from b2array.store.base import MISSING, Stamp, Version, attempts, durability, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
 from b2array.store.spans import Span
 
@@ -382,66 +382,66 @@ def _rebase_on_newest(draft: Draft) -> Snapshot:
 def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     """Write the objects, the chunks and the state of a plan to the store, and return the new state.
 
-    Chunk files are forced to the disk first. If a write raises an error, for example because an answer was lost, but
-    the store has the new state, this ignores the error. If the write may still happen, the draft keeps its files.
-    ConflictError: another writer was faster, or files of new chunks were removed. FileExistsError: the place of a new
-    frame is occupied.
+    Chunk files are forced to the disk first. Raises the errors of `write_once`: ConflictError, another writer was
+    faster; FileExistsError, the place of a new frame is occupied. ConflictError: files of new chunks were removed.
     """
     state = intended.require_state()
     require_files(intended, draft)
-    generation = state.frame.fingerprint.hex()
     make_objects(intended, draft)
     if draft.sparse:
         draft.store.force()
-    try:
-        if current and intended.step == CommitStep.APPEND:
-            version = _extend(intended, draft, current)
-        else:
-            version = _write(intended, draft, current)
-    except BaseException as error:
-        draft.staging.files.is_needed |= may_still_happen(draft.store, error)
-        if not isinstance(error, Exception):
-            raise
-        exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
-        if exclusive or (durability() == "full" and draft.store.can.local):
-            raise
-        # If the store cannot be read, the outcome is unknown, and the first error is more helpful.
-        with suppress(OSError, B2ArrayError):
-            latest = load_published(draft.store)
-            is_ours = latest.generation == generation
-            if is_ours or latest.state.annotations.lists(state.annotations):
-                return latest
-        raise
-    return Snapshot(draft.store, state, 0, version, generation, header=intended.header)
+
+    generation = state.frame.fingerprint.hex()
+    if current is not None and intended.step == CommitStep.APPEND and draft.store.can.append:
+        version = _extend(intended, draft, current)
+        return Snapshot(draft.store, state, 0, version, generation, header=intended.header)
+
+    def keep() -> None:
+        """Make the draft keep its files. Where locks exclude other writers, `Draft.abort` finds out what to keep."""
+        draft.staging.files.is_needed |= not draft.store.can.lock
+
+    write = _make_write(intended, draft, current)
+    look = partial(look_at_frame, draft.store, state, _replaced(draft, current), sparse=draft.sparse)
+    written = write_once(draft.store, write, look, keep=keep)
+    if written.content is not None:
+        return written.content
+    return Snapshot(draft.store, state, 0, written.version, generation, header=intended.header)
 
 
-def _write(intended: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
-    """Write a file or object with header, chunks and tail, and return its version.
+def _replaced(draft: Draft, current: Snapshot | None) -> Version | None:
+    """Return the version of the file or object that a commit may replace; None if it may replace any, or none."""
+    if current is not None:
+        return current.version
+    return None if draft.new is None else draft.new.replaces
 
-    If the spool's file becomes the frame, it is completed and moved to its place. ConflictError: another writer was
-    faster. FileExistsError: the place of a new frame is occupied.
+
+def _make_write(intended: Plan, draft: Draft, current: Snapshot | None) -> Callable[[], Stamp]:
+    """Return a function that writes a file or object with header, chunks and tail.
+
+    If the spool's file becomes the frame, this completes it, and the function moves it to its place. The function
+    raises ConflictError if another writer was faster, and FileExistsError if the place of a new frame is occupied.
     """
     store, name, new = draft.store, draft.name, draft.new
-    expected = current.version if current else new.replaces if new else None
+    expected = _replaced(draft, current)
     exclusive = current is None and new is not None and not new.overwrite
+    if current is not None and intended.step == CommitStep.APPEND:
+        # A store that cannot append gets a whole new object.
+        content = pieces(intended, draft, _behind_header(current))
+        return partial(store.replace, "", content, expected=expected)
     if intended.finishes_spool:
         path = draft.staging.finish(intended.header, intended.tail, durable=durability() != "off")
-        return store.adopt(path, "", exclusive=exclusive, expected=expected).version
+        return partial(store.adopt, path, "", exclusive=exclusive, expected=expected)
     if exclusive:
-        return store.create(name, pieces(intended, draft)).version
-    return store.replace(name, pieces(intended, draft), expected=expected).version
+        return partial(store.create, name, pieces(intended, draft))
+    return partial(store.replace, name, pieces(intended, draft), expected=expected)
 
 
 def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
     """Append the chunks and the tail to the file, then change its header, and return the new version.
 
-    After a failure, this restores the old header and the old length. A store that cannot append gets a whole new
-    object.
+    After a failure, this restores the old header and the old length.
     """
     store = draft.store
-    if not store.can.append:
-        content = pieces(intended, draft, _behind_header(current))
-        return store.replace("", content, expected=current.version).version
     _append(intended, draft, current)
     try:
         return store.patch("", 0, intended.header).version

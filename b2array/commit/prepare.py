@@ -16,6 +16,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, make_removed_error
+from b2array.commit.outcomes import create_under_own_name
 from b2array.commit.plan import Facts, Plan, find_unnoted, plan
 from b2array.commit.tables import refuse_columns
 from b2array.config import HEADER_LEN
@@ -31,7 +32,7 @@ from b2array.frame.kept import require_intact
 from b2array.frame.snapshot import Snapshot, load_kept_states
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
-from b2array.store.base import Store, Version, create_under_own_name
+from b2array.store.base import Store, Version
 
 __all__ = ["copy_frame", "make_objects", "make_plan", "observe", "pieces", "require_files", "whole"]
 

@@ -419,16 +419,19 @@ class LocalGroup:
     def require_ledger(self) -> None:
         """Do nothing: the manifest of a local group can always list snapshots."""
 
-    def write(self, manifest: Manifest, version: Version | None) -> Version | None:
+    def write(
+        self,
+        manifest: Manifest,
+        version: Version | None,
+        *,
+        keep: Callable[[], object] = lambda: None,
+    ) -> Version | None:
         """Replace the manifest of this version, or raise ConflictError; return the new version.
 
         This forces the manifest to the disk. The members shown stay the same. The caller holds the manifest's lock.
+        `keep` is called before an error if the manifest may have been replaced.
         """
-        return write_manifest(self.store, manifest, version)
-
-    def holds(self, manifest: Manifest) -> bool:
-        """Read the manifest in the store, and return whether it equals `manifest`."""
-        return self.read()[0] == manifest
+        return write_manifest(self.store, manifest, version, keep=keep).version
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Change the manifest in the store, and return it; try again if another writer was faster.

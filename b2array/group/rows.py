@@ -21,6 +21,7 @@ from b2array.commit.fork import make_fork_point
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.many import commit_rows, map_concurrently
+from b2array.commit.outcomes import create_under_own_name
 from b2array.frame.listing import MemberState
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded
 from b2array.group.fork import NOTHING, open_draft
@@ -38,7 +39,7 @@ from b2array.group.row_change import (
 )
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.group.transaction import Transaction, next_note, open_new, require_names_free
-from b2array.store.base import Head, create_under_own_name
+from b2array.store.base import Head
 
 __all__ = ["RowTransaction", "free_place"]
 

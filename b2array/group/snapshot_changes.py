@@ -16,7 +16,7 @@ from b2array.group.listed import AnyGroup
 
 __all__ = ["SnapshotChanges"]
 
-PutList = Callable[[str, bytes], None]
+PutList = Callable[[str, bytes], object]
 """Writes the list of a snapshot's members to an object with a given name."""
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from b2array import config
 from b2array.array.snapshots import lacks_checksums
 from b2array.commit.entries import GroupChange
+from b2array.commit.outcomes import create_under_own_name
 from b2array.commit.pins import Pin, pins_in
 from b2array.errors import (
     B2ArrayError,
@@ -36,7 +37,7 @@ from b2array.frame.snapshot import Snapshot, ledger_in, reload
 from b2array.group.kept import RetiredFrame, find_needed_states, remove_frame, retire
 from b2array.group.local import LocalGroup
 from b2array.group.snapshot_changes import SnapshotChanges
-from b2array.store.base import MISSING, create_under_own_name
+from b2array.store.base import MISSING
 
 __all__ = ["SnapshotsOnDisk", "is_pinned"]
 

@@ -16,6 +16,8 @@ from b2array.store.remote import answer
 
 __all__ = ["AzureStore"]
 
+_EXISTS = "BlobAlreadyExists"
+
 
 class AzureStore(CloudStore):
     """A blob, or the blobs with a prefix, in a container of Azure."""
@@ -45,9 +47,12 @@ class AzureStore(CloudStore):
             options["credential_provider"] = partial(_token, fs.loop, service.credential)
         return ranges.Client(partial(ranges.cloud_store, "AzureStore", options))
 
+    def _is_busy(self, error: Exception) -> bool:
+        return super()._is_busy(error) and getattr(error, "error_code", None) != _EXISTS
+
     def _translate(self, error: Exception, name: str) -> Exception:
         # When a writer completes a blob, Azure discards the parts that other writers have sent for it.
-        if getattr(error, "error_code", None) == "InvalidBlockList":
+        if getattr(error, "error_code", None) in (_EXISTS, "InvalidBlockList"):
             return conflict(where(self.url, name))
         return super()._translate(error, name)
 

@@ -42,10 +42,8 @@ __all__ = [
     "Tail",
     "Version",
     "attempts",
-    "create_under_own_name",
     "durability",
     "in_one_state",
-    "may_still_happen",
     "pause",
     "too_many_conflicts",
 ]
@@ -597,21 +595,6 @@ def pause(attempt: int) -> float:
 
 def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.can.compare else 1) + 1
-
-
-def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffer]) -> None:
-    """Create an object under a random name, which no other writer uses."""
-    # If the object exists, this client has made it: the answer was lost, and the client repeated the request.
-    with suppress(FileExistsError):
-        store.create(name, data)
-
-
-def may_still_happen(store: Store, error: BaseException) -> bool:
-    """Return whether a write that raised an error may take effect later, because its request is still under way.
-
-    In this case, keep the objects to which the request refers, even if it may never take effect.
-    """
-    return not store.can.lock and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:

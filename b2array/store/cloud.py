@@ -6,6 +6,7 @@ cloud's file system of fsspec, which provides options, credentials and retries.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from abc import abstractmethod
@@ -32,13 +33,14 @@ from b2array.store.base import (
     where,
 )
 from b2array.store.file_systems import spell_out
-from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
+from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, patiently, status_of
 from b2array.store.spans import Span
 
 __all__ = ["ABSENT", "CloudStore", "UploadPart", "remove_each"]
 
 _T = TypeVar("_T")
 
+_BUSY = "the server refused a write because another request was changing the object; repeat it"
 _HIDING = os.urandom(16)  # a key: without it, somebody could find a short password by trying
 
 
@@ -129,7 +131,20 @@ class CloudStore(FsspecStore):
 
     # The code for all clouds.
 
+    def _is_busy(self, error: Exception) -> bool:
+        """Return whether a server has refused a write only because another request was changing the object.
+
+        Then it has not compared versions, and the object may not exist.
+        """
+        return status_of(error) == 409
+
+    def _is_worth_repeating(self, error: Exception, expected: Version | None) -> bool:
+        """Return whether to send a refused write again: another answer shows which write was first."""
+        return self._is_busy(error)
+
     def _translate(self, error: Exception, name: str) -> Exception:
+        if self._is_busy(error):
+            return OSError(errno.EBUSY, _BUSY, where(self.url, name))
         if isinstance(error, HiddenError):
             return make_hidden_error(where(self.url, name))
         # File systems do not check before they write: an existing object means that a condition has failed.
@@ -210,9 +225,13 @@ class CloudStore(FsspecStore):
         raise conflict(place)
 
     def _put(self, name: str, content: bytes | bytearray, expected: Version | None) -> Stamp:
-        version = self._wait(name, partial(_of_object, self._send), content, expected)
+        version = self._wait(name, self._send_patiently, content, expected)
         self._forget(name)
         return Stamp(len(content), version)
+
+    async def _send_patiently(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
+        send = partial(_of_object, self._send, fs, path, content, expected)
+        return await patiently(send, lambda error: self._is_worth_repeating(error, expected))
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:
         begun: list[Any] = []

@@ -98,10 +98,21 @@ class ObstoreStore(CloudStore):
         bucket, _, key = path.partition("/")
         return ranges.Address(bucket, key) if key else None
 
+    def _is_busy(self, error: Exception) -> bool:
+        # Azure answers with the same status if the object exists.
+        text = str(error)
+        match = _STATUS.search(text)
+        return match is not None and match[1] == "409" and "BlobAlreadyExists" not in text
+
+    def _is_worth_repeating(self, error: Exception, expected: Version | None) -> bool:
+        # obstore itself repeats a request that replaces an object on S3.
+        is_repeated = self._cloud == "s3" and expected != ABSENT
+        return self._is_busy(error) and not is_repeated
+
     def _translate(self, error: Exception, name: str) -> Exception:
         place, text = where(self.url, name), str(error)
-        if isinstance(error, UnsupportedError):
-            return error
+        if isinstance(error, UnsupportedError) or self._is_busy(error):
+            return super()._translate(error, name)
         kind = type(error).__name__
         match = _STATUS.search(text)
         status = int(match[1]) if match else None

@@ -228,7 +228,7 @@ class FsspecStore(Store):
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
         if isinstance(error, FileExistsError):
             return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
-        if status in (409, 412):
+        if status == 412:
             return conflict(place)
         if status == 416:
             return FormatError(f"{place}: expected more bytes, found the end")

@@ -14,7 +14,7 @@ from b2array.store import ranges
 from b2array.store.base import Stamp, Version, where
 from b2array.store.cloud import ABSENT, CloudStore, UploadPart
 from b2array.store.file_systems import FILE_SYSTEM
-from b2array.store.remote import answer, bytes_range, patiently
+from b2array.store.remote import answer, bytes_range
 
 __all__ = ["S3Store"]
 
@@ -124,21 +124,12 @@ class S3Store(CloudStore):
         expected: Version | None,
     ) -> Version:
         # With a smaller chunk size, s3fs would split the upload and drop the condition.
-        put = partial(
-            fs._pipe_file,
+        answer = await fs._pipe_file(
             path,
             content,
             chunksize=self.put_limit,
             **await _condition(fs, expected),
         )
-        # S3 refuses a write during another conditional write, which may still fail: a later answer shows which write
-        # was first.
-        try:
-            answer = await patiently(put, _is_busy)
-        except Exception as error:
-            if expected != ABSENT or not _is_busy(error):
-                raise
-            raise _busy() from None
         return Version(answer["ETag"])
 
     async def _begin(self, fs: Any, path: str, expected: Version | None) -> Any:
@@ -167,19 +158,13 @@ class S3Store(CloudStore):
     ) -> Version:
         condition = await _condition(fs, expected)
         parts = {"MultipartUpload": {"Parts": sent}}
-        try:
-            answer = await fs._call_s3(
-                "complete_multipart_upload",
-                **_place(fs, path),
-                **begun,
-                **parts,
-                **condition,
-            )
-        except Exception as error:
-            if not _is_busy(error):
-                raise
-            # S3 expects all parts again, but their source is exhausted.
-            raise _busy() from None
+        answer = await fs._call_s3(
+            "complete_multipart_upload",
+            **_place(fs, path),
+            **begun,
+            **parts,
+            **condition,
+        )
         return Version(answer["ETag"])
 
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:
@@ -226,15 +211,6 @@ def _code(error: Exception) -> object:
     """Return the code of an S3 error, which is the cause of the error that s3fs raises."""
     answer = getattr(error.__cause__, "response", None)
     return answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
-
-
-def _is_busy(error: Exception) -> bool:
-    """Return whether S3 did not compare versions because another request was under way."""
-    return _code(error) == "ConditionalRequestConflict"
-
-
-def _busy() -> OSError:
-    return OSError(errno.EBUSY, "S3 refused a write because another request was changing the object; repeat it")
 
 
 def _place(fs: Any, path: str) -> dict[str, Any]:

@@ -34,12 +34,12 @@ from b2array import Group, NDArray, open_group
 from b2array.commit import apply, manifests, many
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.frame import manifest
-from b2array.frame.catalog import Catalog
-from b2array.frame.manifest import Entry, Manifest, Row, check_name
+from b2array.frame.manifest import MANIFEST, Entry, Manifest, Row, check_name
 from b2array.group import embedded
 from b2array.group.listed import group_at
 from b2array.group.local import LocalGroup
 from b2array.group.members import check_new
+from b2array.store.base import Stamp, Store
 from b2array.store.open import open_store
 
 _serials = itertools.count()
@@ -735,17 +735,29 @@ def test_a_transaction_can_delete_and_make_the_same_member(growing: Group, url: 
     assert old.shape == (6,)
 
 
+def _call_after_writes_of_the_manifest(verb: Callable[[], None], url: str, patched: pytest.MonkeyPatch) -> None:
+    """Call `verb` after the store of a group has written the manifest, before anybody learns of it."""
+    kind = type(open_store(url))
+    for method in ("create", "replace"):
+        original = getattr(kind, method)
+
+        def write(self: Store, name: str, *args: Any, original: Any = original, **options: Any) -> Stamp:
+            stamp: Stamp = original(self, name, *args, **options)
+            if name == MANIFEST:
+                verb()
+            return stamp
+
+        patched.setattr(kind, method, write)
+
+
 def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = LocalGroup.write
-
-    def lose(self: LocalGroup, *args: Any) -> None:
-        original(self, *args)
+    def lose() -> None:
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalGroup, "write", lose)
+        _call_after_writes_of_the_manifest(lose, url, patched)
         with growing.transaction() as changes:
             _append(changes, 1)
     assert _grown(open_group(url)) == (4, 4)
@@ -755,21 +767,15 @@ def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
 def test_a_commit_whose_outcome_is_not_known_removes_nothing(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Catalog if "://" in url else LocalGroup
-    writer, writes = (many, "replace_manifest") if "://" in url else (LocalGroup, "write")
-    original = getattr(writer, writes)
-
     def cut_off(*_: Any) -> None:
         raise ConnectionError("the network is down")
 
-    def lose(*args: Any) -> None:
-        original(*args)
-        monkeypatch.setattr(home, "read", cut_off)
-        monkeypatch.setattr(home, "holds", cut_off, raising=False)
+    def lose() -> None:
+        monkeypatch.setattr(manifests, "read_manifest", cut_off)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer, writes, lose)
+        _call_after_writes_of_the_manifest(lose, url, patched)
         with pytest.raises(TimeoutError), growing.transaction() as changes:
             _append(changes, 1)
     monkeypatch.undo()
@@ -1293,11 +1299,11 @@ def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypa
     original = many.replace_manifest
     names = iter(["other1", "other2", "other3"])
 
-    def write(*args: object) -> None:
+    def write(*args: object, **options: object) -> object:
         for name in names:
             open_group(url, "r+").create(name, data=[1])
             break
-        original(*args)  # type: ignore[arg-type]
+        return original(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(many, "replace_manifest", write)
     group.create("y", data=[1])
@@ -1588,7 +1594,7 @@ def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else
     group, stale = open_group(url, "w"), open_group(url, "r+")
     assert not stale.attrs
     with monkeypatch.context() as broken:
-        broken.setattr(manifests, "write_manifest", lambda *_: (_ for _ in ()).throw(TimeoutError))
+        broken.setattr(manifests, "write_manifest", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
         for begin in (lambda: group.attrs.update(k=1), lambda: group.require_group("a/b")):
             with pytest.raises(TimeoutError):
                 begin()

@@ -131,7 +131,7 @@ def test_a_writer_that_is_killed_while_it_makes_a_member_hides_no_other_one(tmp_
     open_group(url, "w")
 
     def made_and_killed() -> None:
-        LocalGroup.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        LocalGroup.write = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         with open_group(url, "r+").transaction() as changes:
             changes.create("a", data=np.zeros(5))
 
@@ -221,8 +221,8 @@ def test_an_array_that_is_made_by_its_own_url_takes_no_place_from_a_commit_that_
 def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tmp_path: Path) -> None:
     manifest, kept = Path(pair, ".b2group"), tmp_path / "kept"
 
-    def write_and_die(directory: LocalGroup, *args: Any, write: Any = LocalGroup.write) -> None:
-        write(directory, *args)
+    def write_and_die(directory: LocalGroup, *args: Any, write: Any = LocalGroup.write, **options: Any) -> None:
+        write(directory, *args, **options)
         os._exit(0)
 
     def task() -> None:
