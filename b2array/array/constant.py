@@ -1,4 +1,4 @@
-"""Dictionaries and lists that cannot be changed: what is inside an attribute, which only an assignment stores."""
+"""Dictionaries, lists and sets that cannot be changed: what is inside an attribute, which only an assignment stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["constant"]
 
 def _refuse(self: object, *_: object, **__: object) -> NoReturn:
     """Refuse a change, which would be lost."""
-    kind = "dict" if isinstance(self, dict) else "list"
+    kind = next(kind.__name__ for kind in (dict, list, set) if isinstance(self, kind))
     raise TypeError(f"a change of this {kind} would be lost: assign a changed copy.deepcopy() to the attribute")
 
 
@@ -45,6 +45,24 @@ class _List(list[Any]):
         return [deepcopy(value, memo) for value in self]
 
 
+class _Set(set[Any]):
+    """A set that cannot be changed; its copies can."""
+
+    __slots__ = ()
+    __iand__ = __ior__ = __isub__ = __ixor__ = _refuse
+    add = clear = discard = pop = remove = _refuse
+    update = difference_update = intersection_update = symmetric_difference_update = _refuse
+
+    def __repr__(self) -> str:
+        return repr(set(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return set, (list(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> set[Any]:
+        return set(self)
+
+
 def constant(value: Any) -> Any:
     """Return a value of msgpack with all dictionaries, lists, sets and arrays in it unchangeable.
 
@@ -64,7 +82,7 @@ def constant(value: Any) -> Any:
     if isinstance(value, tuple) and type(value) is tuple:
         return tuple(map(constant, value))
     if isinstance(value, set):
-        return frozenset(value)
+        return _Set(value)
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     return value
