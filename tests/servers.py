@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -149,6 +149,26 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # a client that went away
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self._connections: set[socket.socket] = set()
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Close connections as well, which clients keep for later: each has two descriptors in this process."""
+        super().server_close()
+        for connection in tuple(self._connections):
+            # The client may have closed it.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def received(request: BaseHTTPRequestHandler, nbytes: int | None = None) -> bytes:
