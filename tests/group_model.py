@@ -23,6 +23,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import sys
 import threading
 import time
@@ -42,6 +43,8 @@ import xarray as xr
 import b2array
 from b2array import config, open_group
 from b2array.errors import ConflictError
+from b2array.store import disk
+from b2array.store.local import LocalStore
 from b2array.xarray_io import to_b2array
 
 PAIR = ("a", "b")
@@ -59,6 +62,9 @@ ALL_NAMES = (*NAMES, *(MOUNT + name for name in NAMES))
 DATASET = "x"
 """A group with a dataset: the variables "u" and "v" along "time" have equal rows."""
 SNAPSHOTS = ("s", "t")
+
+FAR = "2999-01-01"
+"""A time after that of any snapshot."""
 
 COLUMNS, FIRST_ROWS, MOST_ROWS = 3, 3, 12
 
@@ -85,6 +91,7 @@ class Settings:
     reads: bool = False
     is_local: bool = True
     threads: int = 1
+    swaps: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -214,6 +221,8 @@ class Writer(Worker):
             (1, self.drop),
             (4, self.make_by_url),
         ]
+        if self.settings.is_list_of_files:
+            verbs.append((6, self.rename))
         if not self.within:
             verbs += [(3, self.extend_dataset), (3, self.change_dataset)]
         verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
@@ -467,6 +476,47 @@ class Writer(Worker):
         chosen = self.random.choice(["sync", "threads"])
         return {"url": self.settings.url, "scheduler": chosen, "storage_options": self.settings.options}
 
+    # A group of this worker alone, which is renamed.
+
+    def rename(self) -> None:
+        """Rename a group, and change it through a handle of before: that is refused, and nothing comes of it."""
+        url, away = f"{self.settings.url}-of-{self.me}", f"{self.settings.url}-of-{self.me}-away"
+        if Path(away).exists():  # a worker with this number was killed
+            Path(away).rename(url)
+        group = open_group(url, "a")
+        group.create("x", data=self.rows(), chunks=(1, 2), layout=self.layout(), overwrite=True)
+        if self.random.random() < 0.5:
+            with group.transaction() as changes:
+                changes["x"][...] = self.value
+        array, new = group["x"], self.rows()
+        changes_of_group: list[Callable[[], object]] = [
+            lambda: array.__setitem__(..., 0),
+            lambda: group.attrs.update(k=1),
+            lambda: group.__setitem__("n", new),
+            lambda: group.create("n", data=new, layout=self.layout()),
+            lambda: group.create_group("sub"),
+            lambda: group.require_array("sub/n", (3,), "f8"),
+            lambda: group.__delitem__("x"),
+            lambda: group.snapshot("s"),
+            lambda: group.consolidate(),
+        ]
+        Path(url).rename(away)
+        other = self.random.random() < 0.3
+        if other:
+            open_group(url, "w")["y"] = new
+        try:
+            with suppress(ConflictError, FileNotFoundError):
+                self.random.choice(changes_of_group)()
+                raise AssertionError(f"{url}: expected that a change of a renamed group is refused")
+            found = [*open_group(url)] if Path(url).exists() else None
+            if found != (["y"] if other else None):
+                raise AssertionError(f"{url}: expected no change of a renamed group in its old place, found {found}")
+        finally:
+            shutil.rmtree(url, ignore_errors=True)
+            Path(away).rename(url)
+        if rows_of(open_group(url)["x"]) != [self.value] * FIRST_ROWS:
+            raise AssertionError(f"{url}: expected that a refused change leaves the items")
+
     def carry(self) -> None:
         """Move or copy a member to another name, and append a row, so that the copy can be told from its source."""
         source, target = self.random.sample(SINGLES, 2)
@@ -518,7 +568,7 @@ class Reader(Worker):
 
     def step(self) -> None:
         looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
-        looks += [self.look_at_a_snapshot, self.look_at_the_dataset]
+        looks += [self.look_at_a_snapshot, self.look_at_a_time, self.look_at_the_dataset]
         try:
             self.random.choice(looks)()
         except ConflictError:
@@ -615,6 +665,21 @@ class Reader(Worker):
             if found != known:
                 raise AssertionError(f"expected that the snapshot {name} shows {known}, as before, found {found}")
 
+    def look_at_a_time(self) -> None:
+        """Open the latest snapshot, whatever its name is: a writer may drop it meanwhile."""
+        url = self.url(self.chosen())
+        try:
+            then = open_group(url, at=FAR, storage_options=self.settings.options)
+            found = {name: rows_of(then[name]) for name in NAMES if name in then}
+        except ConflictError:
+            self.journal.note(event="conflict")
+        except KeyError as error:
+            if FAR not in str(error):  # there is no snapshot at all
+                raise AssertionError(f"expected no name that nobody gave, found {error}") from error
+        else:
+            self.journal.note(event="time")
+            self.compare({each: found.get(each) for each in PAIR})
+
     def look_at_the_dataset(self) -> None:
         group = self.open(follow=False)
         found = {name: group[f"{DATASET}/{name}"] for name in ("time", "u", "v")}
@@ -663,9 +728,23 @@ def let_begin(settings: Settings, seconds: float, workers: int) -> float:
     return stop
 
 
+def let_swaps_take_steps() -> None:
+    """Behave as a file system that does not swap names, and take time between one step and the next."""
+    take = LocalStore.take
+
+    def slowly(store: LocalStore, other: LocalStore, **options: Any) -> None:
+        take(store, other, **options)
+        time.sleep(0.02)
+
+    disk.swap = lambda *_: False
+    LocalStore.take = slowly  # type: ignore[method-assign]
+
+
 def work(settings: Settings) -> None:
     """Do what one process does, or one thread of a process that is shared."""
     config.durable = "off"
+    if not settings.swaps:
+        let_swaps_take_steps()
     kind = Reader if settings.reads else Writer
     workers = [kind(settings, thread) for thread in range(settings.threads)]
     threads = [threading.Thread(target=worker.run) for worker in workers[1:]]

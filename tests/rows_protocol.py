@@ -765,13 +765,13 @@ def at_the_end(world: World, killed: frozenset[str]) -> Iterator[str]:
                 yield f"a change of {name} is lost"
         elif _all_told(world) and name not in again and (there is None or there.revision != row.revision):
             yield f"the published index of {name} is another one though nobody was killed"
-    # One that changes a member may publish, late, what is deleted by then. Its note tells readers of the group.
+    # One that makes or changes a member may leave an index that is not listed. Its note tells readers of the group.
     touched = [name for _, changes in world.log for name, _ in changes]
     only_deleted = {name for name in again if touched.count(name) == 1}
     for name, there in published.items():
         if name not in rows and not there.noted and world.manifest.is_complete:
             yield f"{name} was deleted, and can be opened by its URL for ever"
-        elif name not in rows and _all_told(world) and name in only_deleted:
+        elif name not in rows and name in only_deleted and _all_told(world) and {*there.history} <= {"0", *committed}:
             yield f"{name} was deleted, and its index stays published though nobody was killed"
     yield from _vain_changes(world)
     if len(world.log) != len(committed):

@@ -118,7 +118,7 @@ class Play:
         self.first.append(first)
         self.parts.append(MOUNT)
 
-    def settings(self, seed: int, layout: str, threads: int) -> Settings:
+    def settings(self, seed: int, layout: str, threads: int, *, swaps: bool = True) -> Settings:
         return Settings(
             self.url,
             str(self.journal),
@@ -127,6 +127,7 @@ class Play:
             layout,
             is_local=self.is_local,
             threads=threads,
+            swaps=swaps,
             options=self.options,
         )
 
@@ -195,9 +196,11 @@ def size(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> tuple[f
     return (pytestconfig.getoption("--groups") or seconds, *counts)
 
 
-def play_in_processes(play: Play, layout: str, size: tuple[float, int, int, int], seed: int) -> None:
+def play_in_processes(
+    play: Play, layout: str, size: tuple[float, int, int, int], seed: int, *, swaps: bool = True
+) -> None:
     seconds, writers, readers, threads = size
-    crowd = Crowd(play.settings(seed, layout, threads), random.Random(seed))
+    crowd = Crowd(play.settings(seed, layout, threads, swaps=swaps), random.Random(seed))
     crowd.run(seconds, writers, readers)
     play.end(kills=crowd.kills, stops=crowd.stops)
 
@@ -210,6 +213,13 @@ def test_a_group_in_files_shows_what_was_committed(
     tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
 ) -> None:
     play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), layout, size, seed)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
+def test_a_group_in_files_whose_names_cannot_be_swapped_shows_what_was_committed(
+    tmp_path: Path, size: tuple[float, int, int, int], seed: int
+) -> None:
+    play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), "any", size, seed, swaps=False)
 
 
 @pytest.mark.parametrize(
