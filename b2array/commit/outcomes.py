@@ -165,7 +165,7 @@ def _make_unknown_error(store: Store, error: Exception) -> OSError:
     """Make the error for a writer that cannot find out whether it or another writer has written an object."""
     return OSError(
         errno.EIO,
-        f"{store.url}: the server refused a write, perhaps because an earlier request of it had succeeded, and now the"
+        f"{store.url}: the server refused a write, perhaps because the first request for it had succeeded, and now the"
         f" object cannot be read ({error}): look at the data before you write them again",
     )
 
@@ -244,14 +244,18 @@ def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffe
 
     OSError: the store refuses the object, although it is not there.
     """
-    if store.can.local:
-        # No answer is lost on this computer.
-        return store.create(name, data).version
     sent = _Sent(data)
     # A store keeps bytes as they are, and copies pieces.
-    content = data if isinstance(data, bytes) else sent
+    create = partial(store.create, name, data if isinstance(data, bytes) else sent)
     try:
-        return write_once(store, partial(store.create, name, content), partial(sent.look, store, name)).version
+        if store.can.local:
+            # No answer is lost on this computer.
+            return create().version
+        return write_once(store, create, partial(sent.look, store, name)).version
     except (ConflictError, FileExistsError) as error:
+        # Whoever holds a lock, no other writer uses this name.
+        seen = sent.look(store, name)
+        if seen.found is Found.OURS:
+            return seen.version
         text = "the store refused to create an object with a new name, and nothing was written; try again"
         raise OSError(errno.EBUSY, text, where(store.url, name)) from error
