@@ -23,6 +23,7 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.commit.leftovers import belongs, discard
 from b2array.errors import FormatError
+from b2array.format.kept import DIGEST_NBYTES, seal, unseal
 from b2array.frame.fetch import chunk_number
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY
@@ -72,17 +73,18 @@ class Journal:
     generation: str
 
     def pack(self) -> bytes:
-        """Return the journal as bytes."""
+        """Return the journal as bytes, with a digest at the end."""
         packed: bytes = msgpack.packb(asdict(self))
-        return packed
+        return seal(packed)
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a journal; raise FormatError if the bytes are not a journal."""
+        """Read a journal; raise FormatError if the bytes are not a journal, or damaged."""
+        packed = unseal(buf, bytes(buf[-DIGEST_NBYTES:]), "the journal of an interrupted write")
         content: Any = None
         # Bytes that msgpack cannot unpack fail the check below.
         with suppress(ValueError, msgpack.UnpackException):
-            content = msgpack.unpackb(buf)
+            content = msgpack.unpackb(packed)
         fields = content if isinstance(content, dict) else {}
         if not all(type(fields.get(key)) is kind for key, kind in _TYPES.items()):
             raise FormatError("expected the journal of an interrupted write, found other bytes")

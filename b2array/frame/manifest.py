@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, Self, get_args
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.errors import FormatError, UnsupportedError
+from b2array.errors import ChecksumError, FormatError, UnsupportedError
 from b2array.format import recent, summary
-from b2array.format.kept import KEPT
+from b2array.format.kept import KEPT, seal
 from b2array.format.summary import Record
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
@@ -72,7 +72,7 @@ _INDEXES = "_indexes"
 """The part of the path of an index in a table of python-blosc2."""
 
 _MAGIC = "b2array group"
-_VERSION = 4
+_VERSION = 1
 # Some systems and object stores refuse control characters, and Windows takes a backslash for a slash.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -467,12 +467,12 @@ class Manifest:
         return recent.has_commit(self.recent, other.recent)
 
     def pack(self) -> bytes:
-        """Return the manifest as bytes."""
+        """Return the manifest as bytes, with a digest at the end."""
         content: dict[str, Any] = {
             "format": _MAGIC,
             "version": _VERSION,
             "rows": None,
-            "ident": self.identity,
+            "identity": self.identity,
             "number": self.number,
             "log": {path: entry.pack() for path, entry in self.log.items()},
         }
@@ -490,19 +490,12 @@ class Manifest:
         if self.gone:
             content["gone"] = self.gone
         packed: bytes = msgpack.packb(content | dict(self.unknown))
-        return packed
+        return seal(packed)
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a manifest."""
-        # Keys of wrong types fail the checks of their entries, with errors that name them.
-        try:
-            content = msgpack.unpackb(buf, strict_map_key=False)
-        except _UNREADABLE as error:
-            raise FormatError(f"expected a group's manifest, found other bytes ({error})") from None
-        if not isinstance(content, dict) or content.pop("format", None) != _MAGIC:
-            raise FormatError("expected a group's manifest, found something else")
-        _check_version(content.pop("version", None))
+        """Read a manifest; ChecksumError if it is damaged."""
+        content = _unpack_content(buf)
         # None means that the files are the list. A manifest without this entry is damaged.
         if "rows" not in content:
             raise FormatError("expected rows in the manifest, found no such entry")
@@ -513,7 +506,7 @@ class Manifest:
         log = {path: Entry.unpack(path, entry) for path, entry in _pop(content, "log", {}, required=True).items()}
         return cls(
             rows,
-            _pop(content, "ident", "", required=True),
+            _pop(content, "identity", "", required=True),
             _pop(content, "number", 0, required=True),
             log,
             _pop(content, "summaries", b""),
@@ -525,14 +518,29 @@ class Manifest:
         )
 
 
+def _unpack_content(buf: Buffer) -> dict[Any, Any]:
+    """Check format, version and digest of a manifest, and return its other entries.
+
+    The version comes first: what follows the map in later versions is not known here.
+    """
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(buf))
+    # Keys of wrong types fail the checks of their entries, with errors that name them.
+    try:
+        unpacker.feed(buf)
+        content = unpacker.unpack()
+    except _UNREADABLE as error:
+        raise FormatError(f"expected a group's manifest, found other bytes ({error})") from None
+    if not isinstance(content, dict) or content.pop("format", None) != _MAGIC:
+        raise FormatError("expected a group's manifest, found something else")
+    _check_version(content.pop("version", None))
+    if seal(bytes(buf[: unpacker.tell()])) != buf:
+        raise ChecksumError("the manifest of the group is damaged: its bytes do not match the digest at its end")
+    return content
+
+
 def _check_version(version: Any) -> None:
     if type(version) is not int or version < 1:
         raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
-    if version < _VERSION:
-        raise UnsupportedError(
-            f"expected a manifest of version {_VERSION}, found version {version}, which was never released; remove"
-            f" {MANIFEST} from a local group, and copy the members of other groups one by one"
-        )
     if version > _VERSION:
         raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
 

@@ -22,6 +22,7 @@ from b2array.array import dask as graphs
 from b2array.commit import staging
 from b2array.commit.pending import Journal
 from b2array.errors import ConflictError, FormatError
+from b2array.format.kept import seal
 from b2array.store.endings import JOURNAL
 
 pytestmark = pytest.mark.crossed
@@ -216,11 +217,21 @@ def test_leftovers_on_s3_are_removed(
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_journal_or_refused(content: bytes) -> None:
-    try:
-        notes = Journal.unpack(content)
-    except FormatError:
-        return
-    assert Journal.unpack(notes.pack()) == notes
+    for each in (content, seal(content)):
+        try:
+            notes = Journal.unpack(each)
+        except FormatError:
+            continue
+        assert Journal.unpack(notes.pack()) == notes
+
+
+def test_each_damage_of_a_journal_is_noticed() -> None:
+    content = Journal(3, b"identity", "state").pack()
+    for place in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(FormatError):
+            Journal.unpack(bytes(damaged))
 
 
 def test_a_file_that_is_not_a_journal_is_removed(tmp_path: Path) -> None:

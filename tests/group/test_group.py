@@ -32,7 +32,8 @@ from servers import RangeServer
 import b2array
 from b2array import Group, NDArray, open_group
 from b2array.commit import apply, manifests, many
-from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.format.kept import seal
 from b2array.frame import manifest
 from b2array.frame.manifest import MANIFEST, Entry, Manifest, Row, check_name
 from b2array.group import embedded
@@ -1114,7 +1115,7 @@ _listed = Manifest(
         ("gone", {"x.b2nd": "1"}),
         ("gone", None),
         ("number", "3"),
-        ("ident", 3),
+        ("identity", 3),
         ("log", {"x.b2nd": 3}),
         ("log", {"../x.b2nd": ["delete", "", "", _TOKEN]}),
         ("log", None),
@@ -1130,17 +1131,59 @@ _listed = Manifest(
     ],
 )
 def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
-    content = msgpack.unpackb(_listed.pack())
-    assert Manifest.unpack(msgpack.packb(content)) == _listed
-    with pytest.raises(FormatError):
-        Manifest.unpack(msgpack.packb({**content, entry: value}))
-    with pytest.raises(UnsupportedError, match="found the later version 5"):
-        Manifest.unpack(msgpack.packb({**content, "version": 5}))
-    with pytest.raises(UnsupportedError, match="found version 3, which was never released"):
-        Manifest.unpack(msgpack.packb({**content, "version": 3}))
+    content = msgpack.unpackb(_listed.pack()[:-16])
+    assert Manifest.unpack(seal(msgpack.packb(content))) == _listed
+    with pytest.raises(FormatError) as caught:
+        Manifest.unpack(seal(msgpack.packb({**content, entry: value})))
+    assert not isinstance(caught.value, ChecksumError)
+    # A later version may end in another way.
+    for ending in (b"", bytes(16), b"other"):
+        with pytest.raises(UnsupportedError, match="found the later version 2"):
+            Manifest.unpack(msgpack.packb({**content, "version": 2}) + ending)
     del content["rows"]
     with pytest.raises(FormatError):
-        Manifest.unpack(msgpack.packb(content))
+        Manifest.unpack(seal(msgpack.packb(content)))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_each_damage_of_a_manifest_is_noticed(listed: bool) -> None:
+    manifest = _listed if listed else Manifest(identity="0" * 16, number=3)
+    content = manifest.pack()
+    assert Manifest.unpack(content) == Manifest.unpack(memoryview(content)) == manifest
+    for place in range(len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            with pytest.raises((FormatError, UnsupportedError)):
+                Manifest.unpack(bytes(damaged))
+        with pytest.raises(FormatError):
+            Manifest.unpack(content[:place])
+    with pytest.raises(ChecksumError):
+        Manifest.unpack(content + b"\0")
+
+
+def test_a_damaged_manifest_is_never_written_back(url: str) -> None:
+    group = open_group(url, "w")
+    with group.transaction() as changes:
+        for name in ("x", "y"):
+            changes.create(name, data=np.full((4, 2), 3.0), chunks=(2, 2))
+    store = open_store(url)
+    content = b"".join(store.pieces(MANIFEST))
+    place = content.rindex(b"x.b2nd") if b"x.b2nd" in content else len(content) // 2
+    damaged = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    store.replace(MANIFEST, damaged)
+
+    def change() -> None:
+        with open_group(url, "r+").transaction() as changes:
+            changes["y"][0] = 7
+
+    with pytest.raises(FormatError, match=r"\.b2group"):
+        change()
+    assert b"".join(store.pieces(MANIFEST)) == damaged
+    store.replace(MANIFEST, content)
+    change()
+    assert (open_group(url)["x"][...] == 3).all()
+    assert (open_group(url)["y"][0] == 7).all()
 
 
 def test_a_damaged_list_of_members_is_reported(group: Group, url: str) -> None:

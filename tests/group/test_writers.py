@@ -1065,27 +1065,6 @@ def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> No
     open_group(tmp_path / "g", "r+").consolidate()
 
 
-def test_a_manifest_of_the_version_before_says_what_to_do(tmp_path: Path) -> None:
-    import msgpack
-
-    group = open_group(tmp_path / "g", "w")
-    group["x"] = [1.0]
-    old = {
-        "format": "b2array group",
-        "version": 1,
-        "members": None,
-        "ident": "",
-        "number": 0,
-        "pending": {},
-        "hidden": [],
-    }
-    (tmp_path / "g/.b2group").write_bytes(msgpack.packb(old))
-    with pytest.raises(b2array.errors.UnsupportedError, match="version 1, which was never released; remove"):
-        list(open_group(tmp_path / "g"))
-    (tmp_path / "g/.b2group").unlink()
-    assert values(str(tmp_path / "g")) == {"x": 1}
-
-
 @pytest.fixture(autouse=True)
 def _uncached() -> Iterator[None]:
     with config.using(cache_bytes=0), warnings.catch_warnings():
