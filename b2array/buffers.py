@@ -1,4 +1,7 @@
-"""Scratch memory that each thread reuses: allocating memory often costs more than the work done in it."""
+"""Scratch memory that each thread reuses, and the checksum of bytes.
+
+Allocating memory often costs more than the work done in it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Buffer", "memory_nbytes", "scratch"]
+try:
+    # This library is ten times as fast as zlib, so verification costs almost nothing. ISA-L is as fast, but leaves the
+    # upper halves of vector registers in use: on some processors this slows down NumPy's sums in the caller's code many
+    # times.
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # the library has no builds for some platforms
+    from zlib import crc32
+
+__all__ = ["Buffer", "crc32", "memory_nbytes", "scratch"]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes that a caller passes or receives."""

@@ -22,6 +22,8 @@ __all__ = [
     "Limits",
     "cache_bytes",
     "coalesce_gap",
+    "disk_cache",
+    "disk_cache_bytes",
     "durable",
     "limits",
     "locks",
@@ -66,6 +68,14 @@ is full, and at the commit."""
 coalesce_gap: int = 4 * 2**10
 """The maximum gap, in bytes, between ranges of a file that are read in one request."""
 
+disk_cache: str | os.PathLike[str] | None = os.environ.get("B2ARRAY_DISK_CACHE") or None
+"""The directory of the cache on disk for bytes from servers, which all processes of a user share; None for no cache.
+The environment variable ``B2ARRAY_DISK_CACHE`` sets it for new processes. Reads use the cache; writes do not trust
+it."""
+
+disk_cache_bytes: int = 10 * 2**30
+"""The maximum size of the cache on disk, in bytes. What was not used for the longest time goes first."""
+
 verify: str = "always"
 """Whether checksums are compared when blocks are read: "always" or "never". The comparison takes a few percent of the
 time of a read, even from memory."""
@@ -107,9 +117,15 @@ def _at_least(low: int) -> _Check:
     return check
 
 
+def _is_path(value: Any) -> bool:
+    return value is None or (isinstance(value, str | os.PathLike) and bool(os.fspath(value)))
+
+
 _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
     "cache_bytes": ("a number of bytes, 0 or more", _at_least(0)),
     "coalesce_gap": ("a number of bytes, 0 or more", _at_least(0)),
+    "disk_cache": ("the path of a directory, or None", _is_path),
+    "disk_cache_bytes": ("a number of bytes, 0 or more", _at_least(0)),
     "durable": ("'off', 'ordered' or 'full'", lambda value: value in ("ordered", "full", "off", True, False)),
     "limits": ("a b2array.config.Limits", lambda value: isinstance(value, Limits)),
     "locks": ("'on' or 'off'", lambda value: isinstance(value, str) and value in ("on", "off")),

@@ -738,4 +738,4 @@ def array_at(
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
     store = open_store(url, storage_options=storage_options, fs=fs)
-    return NDArray(Handle(snapshot.load(store, start=offset), mode))
+    return NDArray(Handle(snapshot.load(store, start=offset, cached=mode == "r"), mode))

@@ -353,6 +353,7 @@ class Described(Opened, Readable):
             "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
             "generation": self.generation,
             **self._snapshot_rows(),
+            **self._cache_rows(),
             "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
         }
         return rows, attrs
@@ -366,6 +367,10 @@ class Described(Opened, Readable):
         except (FormatError, UnsupportedError) as error:
             return {"snapshots": f"cannot be read: {error}"}
         return {"snapshots": ", ".join(names)} if names else {}
+
+    def _cache_rows(self) -> dict[str, str]:
+        directory = self._handle.store.disk_cache
+        return {} if directory is None else {"disk cache": directory}
 
     def _attr_rows(self) -> dict[str, Any]:
         # A page must appear even if a part of the array is damaged.

@@ -349,7 +349,8 @@ def schunk_at(
 
     Raises the errors of `b2array.open_schunk`.
     """
-    revision = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
+    store = open_store(url, storage_options=storage_options, fs=fs)
+    revision = load(store, start=offset, bare=at is not None, cached=mode == "r")
     return SChunk(Handle(revision if at is None else kept.load_intact_state(revision, at), mode))
 
 

@@ -272,9 +272,9 @@ class Draft(Source):
     locate_unchecked = locate
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
-        """Read bytes of the store's objects and of new chunks."""
+        """Read bytes of the store's objects and of new chunks. Writers do not trust the cache on disk."""
         stored = [span for span in spans if span.name != SPOOL]
-        source = self.base.read if self.base is not None else self.store.read
+        source = self.base.read_afresh if self.base is not None else self.store.read
         views = iter(source(stored, clip=clip)) if stored else iter(())
         return [self.staging.read(span.start, span.stop) if span.name == SPOOL else next(views) for span in spans]
 

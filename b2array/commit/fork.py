@@ -53,8 +53,8 @@ from b2array.commit.write import write
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format import annotations as notes
 from b2array.format import index, recent
+from b2array.format.index import chunk_number
 from b2array.format.state import State
-from b2array.frame.fetch import chunk_number
 from b2array.frame.snapshot import Snapshot, load
 from b2array.frame.source import FRAME_NAME, Staged
 from b2array.grid.layout import Layout

@@ -32,7 +32,6 @@ from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record, record_crc
-from b2array.frame.fetch import chunk_number
 from b2array.frame.source import Staged
 from b2array.store.base import Mutex, Store
 from b2array.store.spool import Segment, Spool
@@ -324,7 +323,7 @@ class Staging:
         """List the files in the store, and reserve all numbers up to the highest one that other writers use."""
         # If the store cannot list files, the writer tries one number after the other.
         with suppress(OSError, B2ArrayError):
-            numbers = [chunk_number(name) for name in self._store.listing()]
+            numbers = [index.chunk_number(name) for name in self._store.listing()]
             highest = max((number for number in numbers if number is not None), default=-1)
             self.reserve_up_to(highest)
 

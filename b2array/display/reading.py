@@ -52,6 +52,8 @@ class Reading:
         Number of reads from the file or requests to the store.
     nbytes : int
         Number of bytes that the requests read.
+    on_disk : int
+        Number of bytes of the array that are in the cache on disk (`b2array.config.disk_cache`), and need no request.
     result_nbytes : int
         Size of the selected items in bytes.
     share : float
@@ -67,6 +69,7 @@ class Reading:
     cached: int
     requests: int
     nbytes: int
+    on_disk: int
     result_nbytes: int
     share: float
     advice: str
@@ -89,6 +92,8 @@ class Reading:
             "bytes read": f"{size(self.nbytes)}, {self.share:.2%} of the array as it is stored",
             "result": f"{size(self.result_nbytes)}, {of_items:.2%} of the items",
         }
+        if self.on_disk:
+            rows["on disk"] = f"{size(self.on_disk)} more, in the cache of bytes from servers"
         if self.advice:
             rows["advice"] = self.advice
         return rows
@@ -127,6 +132,7 @@ def explain(
     cached = 0
     requests = 0
     nbytes = 0
+    on_disk = 0
     touched: list[Box] = []
     around: list[Box] = []
     for window in _windows(reader, positions, axes) if box.size else ():
@@ -143,9 +149,10 @@ def explain(
                 touched += _boxes_of(layout, corner, numbers)
         # Chunks whose blocks are all in the cache need no request.
         needed = [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
-        for count, length in _waves(source, needed):
+        for count, length, kept in _waves(source, needed):
             requests += count
             nbytes += length
+            on_disk += kept
     share = 0.0
     if source.frame.cbytes:
         # The count includes heads that are read twice, and gaps between ranges.
@@ -161,6 +168,7 @@ def explain(
         cached=cached,
         requests=requests,
         nbytes=nbytes,
+        on_disk=on_disk,
         result_nbytes=box.nbytes,
         share=share,
         advice=hint,
@@ -212,8 +220,8 @@ def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[Ch
     return windows(jobs)
 
 
-def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
-    """Yield the number of requests and of bytes for each wave."""
+def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int, int]]:
+    """Yield for each wave the number of requests and of their bytes, and the number of bytes in the cache on disk."""
     if isinstance(source, Snapshot):
         if source.contents:
             return  # the first request has read the whole frame
@@ -231,6 +239,8 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
                     ask = steps.send(view)
                     wave.append((steps, ask))
             leading = [(steps, ask) for steps, ask in wave if ask.leads]
+            # Reading heads puts them into the cache on disk.
+            before = _count(source, [ask for _, ask in wave]) if leading else None
             spans = [ask.spans[0] for _, ask in leading]
             views = source.read(spans, clip=True) if leading else []
         except (B2ArrayError, OSError):
@@ -240,24 +250,27 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
         # The requested size of a head is a guess, which may exceed the end of the file.
         missing = sum(ask.nbytes - len(view) for (_, ask), view in answers)
         asks = [ask for _, ask in wave]
-        count, nbytes = _count(source, asks)
-        yield count, nbytes - missing
+        count, nbytes, kept = before or _count(source, asks)
+        yield count, max(0, nbytes - missing), kept
         running = [(steps, view) for (steps, _), view in answers]
 
 
-def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
-    """Return the number of requests and of bytes for a wave."""
+def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int, int]:
+    """Return the number of requests and of their bytes for a wave, and the number of bytes in the cache on disk."""
     if source.is_local:
         # Local files are read chunk by chunk, in threads.
         count = 0
         for ask in asks:
             gap = config.coalesce_gap if ask.clip else 0
             count += len(coalesce(ask.spans, gap))
-        return count, _nbytes(chain.from_iterable(ask.spans for ask in asks))
+        return count, _nbytes(chain.from_iterable(ask.spans for ask in asks)), 0
     spans = list(chain.from_iterable(ask.spans for ask in asks))
+    kept = 0
+    if isinstance(source, Snapshot):
+        spans, kept = source.not_on_disk(spans)
     joined = [span for span, _ in coalesce(spans, config.coalesce_gap, _LIMIT)]
     count = sum(stop > start for _, start, stop in joined)
-    return count, _nbytes(joined)
+    return count, _nbytes(joined), kept
 
 
 def _nbytes(spans: Iterable[Span]) -> int:

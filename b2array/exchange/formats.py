@@ -394,7 +394,7 @@ def source_of(handle: Handle) -> ArraySource:
 
 @contextmanager
 def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
-    with face(Handle(load(open_store(url, storage_options=storage_options)), "r")) as opened:
+    with face(Handle(load(open_store(url, storage_options=storage_options), cached=True), "r")) as opened:
         source = source_of(opened._handle)
         yield Hierarchy(("",), lambda _: source)
 

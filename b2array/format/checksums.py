@@ -12,17 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from b2array.buffers import Buffer
+from b2array.buffers import Buffer, crc32
 from b2array.codec import chunk
 from b2array.errors import ChecksumError
-
-try:
-    # This library is ten times as fast as zlib, so verification costs almost nothing. ISA-L is as fast, but leaves the
-    # upper halves of vector registers in use: on some processors this slows down NumPy's sums in the caller's code many
-    # times.
-    from zlib_ng.zlib_ng import crc32
-except ImportError:  # the library has no builds for some platforms
-    from zlib import crc32
 
 __all__ = [
     "Record",

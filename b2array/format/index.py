@@ -5,6 +5,7 @@ Sources: "Blosc2 Contiguous Frame Format" (section Chunks) and "Blosc2 Sparse Fr
 
 from __future__ import annotations
 
+import re
 import struct
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "SPECIAL_OFFSETS",
     "check",
     "chunk_name",
+    "chunk_number",
     "least_after",
     "pack",
     "sparse_cbytes",
@@ -42,6 +44,7 @@ SPECIAL_OFFSETS = {
 SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
 """The reverse of `SPECIAL_OFFSETS`."""
 
+_CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 # Made from bytes, so that nobody can write to the array.
 NO_OFFSETS = np.frombuffer(b"", np.int64)
 # The block size of indexes by the C library. Its readers read single entries, so an item must have 8 bytes.
@@ -173,3 +176,15 @@ def chunk_name(number: int) -> str:
     if not 0 <= number < 2**32:
         raise ValueError(f"file numbers are 0 to 2**32 - 1, not {number}")
     return f"{number:08X}.chunk"
+
+
+def chunk_number(name: str) -> int | None:
+    """Return the number of the chunk file with this name, or None if chunk files have other names.
+
+    Examples
+    --------
+    >>> chunk_number("0000000A.chunk"), chunk_number("chunks.b2frame")
+    (10, None)
+    """
+    match = _CHUNK_NAME.fullmatch(name)
+    return int(match[1], 16) if match else None

@@ -25,6 +25,7 @@ def read_manifest(
     *,
     versioned: bool = True,
     last: Seen | None = None,
+    cached: bool = False,
 ) -> Seen:
     """Read the manifest of a group, and its version. Without a manifest, return an empty one and no version.
 
@@ -36,9 +37,11 @@ def read_manifest(
         Whether the caller needs the version, even if that takes another request.
     last : (Manifest, Version), optional
         The result of an earlier call, which is returned if the version is still the same.
+    cached : bool
+        Whether the content may come from the cache on disk, if the server says that it is still the same.
     """
     limit = config.limits.metadata_nbytes
-    (head,) = group.head([MANIFEST], limit)
+    (head,) = group.ends_through([MANIFEST], limit)[0] if cached else group.head([MANIFEST], limit)
     version = None if isinstance(head, Exception) else head.version
     unversioned = not isinstance(head, Exception) and version is None
     if unversioned and versioned and group.can.write:
@@ -104,12 +107,15 @@ class Catalog:
         The group.
     written : (Manifest, Version) or None
         The manifest that the last commit through one of these handles has written, and its version.
+    is_copy : bool
+        Whether the manifest that was last read may be from the cache on disk.
     """
 
     def __init__(self, group: Store) -> None:
         self.group = group
         self.written: Seen | None = None
         self._seen: Seen | None = None
+        self.is_copy = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.group,)
@@ -119,17 +125,24 @@ class Catalog:
         """The URL of the group, without secrets."""
         return self.group.url
 
-    def read(self) -> Seen:
-        """Read the stored manifest, and return it with its version."""
-        self._seen = read_manifest(self.group, last=self._seen)
+    def read(self, *, cached: bool = False) -> Seen:
+        """Read the stored manifest, and return it with its version; `cached` is as for `read_manifest`."""
+        cached = cached and config.disk_cache is not None
+        last = None if self.is_copy and not cached else self._seen
+        self._seen = read_manifest(self.group, last=last, cached=cached)
+        self.is_copy = cached
         return self._seen
 
     def last_seen(self) -> Seen:
-        """Return the manifest that was last read or written, with its version; the first call reads it."""
-        return self._seen or self.read()
+        """Return the manifest that was last read or written, with its version; the first call reads it.
+
+        Writers call this. They do not trust the cache on disk, so they read a manifest from there again.
+        """
+        return self.read() if self._seen is None or self.is_copy else self._seen
 
     def note(self, seen: Seen | None, *, is_written: bool = False) -> None:
         """Remember a manifest and its version; None makes the next call of `last_seen` read the manifest."""
         self._seen = seen
+        self.is_copy = False
         if is_written:
             self.written = seen

@@ -9,7 +9,6 @@ are not used.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, repeat
@@ -26,14 +25,14 @@ from b2array.config import HEADER_LEN
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, prefix_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
+from b2array.format.index import chunk_number
 from b2array.frame.source import SPOOL, CachedHead, ChunkRequest, Location, Source
 from b2array.store.base import MISSING, join_views, stale_reader, too_short, where
 from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
-__all__ = ["Ask", "chunk_number", "fetch", "fetch_from", "read_chunks", "steps_of"]
+__all__ = ["Ask", "fetch", "fetch_from", "read_chunks", "steps_of"]
 
-_CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
 """Reading this many bytes more costs less than another request."""
 _MAX_SCATTERED = 512
@@ -118,6 +117,12 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     try:
         if source.is_local:
             return list(map(_read_alone, repeat(source), requests))
+        try:
+            return _read_together(source, requests)
+        except FormatError:
+            # The cache on disk may have kept bytes that were damaged on their way: read them from the server.
+            if not source.forget([request.chunk for request in requests]):
+                raise
         return _read_together(source, requests)
     except FormatError as error:
         # Bytes of a later state look like damage. Requests that tell the difference are worth their cost only after an
@@ -213,6 +218,20 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
 
 def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
     """Read chunks of several frames, with one wave of requests for each step; return an error for each failed chunk."""
+    outcomes = _fetch_from(requests)
+    again = [
+        i
+        for i, (source, request) in enumerate(requests)
+        if isinstance(outcomes[i], FormatError) and source.forget([request.chunk])
+    ]
+    if again:
+        # As in `fetch`.
+        for i, outcome in zip(again, _fetch_from([requests[i] for i in again]), strict=True):
+            outcomes[i] = outcome
+    return outcomes
+
+
+def _fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
     outcomes: list[Stored | Exception] = [FormatError("not read")] * len(requests)
     waiting: list[_Waiting] = []
 
@@ -691,15 +710,3 @@ class _Chunk:
             starts = stored.starts[pick].tolist()
             stops = stored.stops[pick].tolist()
             checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
-
-
-def chunk_number(name: str) -> int | None:
-    """Return the number of the chunk file with this name, or None if chunk files have other names.
-
-    Examples
-    --------
-    >>> chunk_number("0000000A.chunk"), chunk_number("chunks.b2frame")
-    (10, None)
-    """
-    match = _CHUNK_NAME.fullmatch(name)
-    return int(match[1], 16) if match else None

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -32,14 +33,17 @@ from b2array.errors import (
     prefix_errors,
 )
 from b2array.format import foreign, frame, index
+from b2array.format.checksums import record_nbytes
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
+from b2array.format.index import chunk_number
 from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_state
 from b2array.format.state import State, parse, with_index
 from b2array.frame.catalog import Catalog
 from b2array.frame.manifest import Manifest, Row, data_path, index_name
 from b2array.frame.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.store.base import (
+    ContentName,
     Head,
     HiddenError,
     Store,
@@ -157,7 +161,10 @@ class Snapshot(Source):
     cache_key: object | None = field(init=False)
     _expected: Version | None = field(init=False)
     _is_unchecked: bool = field(init=False)
+    _trusts_disk: bool = field(init=False, default=True)
+    _names: dict[int, bytes] = field(init=False, default_factory=dict)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
+    _by_entry: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(init=False, default=None)
     _searches: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -305,10 +312,117 @@ class Snapshot(Source):
         """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
         if self.contents:
             return [self._view(span, clip=clip) for span in spans]
+        if self._uses_disk:
+            return self.store.read_through(spans, self.contents_of(spans), expected=self._expected, clip=clip)
+        return self.read_afresh(spans, clip=clip)
+
+    def read_afresh(
+        self,
+        spans: Sequence[Span],
+        *,
+        clip: bool = False,
+    ) -> list[memoryview]:
+        """Do the same as `read` without the cache on disk, for writers."""
+        if self.contents:
+            return [self._view(span, clip=clip) for span in spans]
         views = self.store.read(spans, expected=self._expected, clip=clip)
         if self._is_unchecked:
             self._require_unchanged()
         return views
+
+    # The cache on disk.
+
+    @property
+    def _uses_disk(self) -> bool:
+        return config.disk_cache is not None and self._trusts_disk and not self.store.can.local
+
+    def without_disk_cache(self) -> Snapshot:
+        """Return the same state; its reads do not use the cache on disk."""
+        copied = replace(self)
+        object.__setattr__(copied, "_trusts_disk", False)
+        return copied
+
+    def contents_of(self, spans: Sequence[Span]) -> list[ContentName | None]:
+        """Return a name for the bytes of each span in the cache on disk; None for bytes that it must not keep.
+
+        The name of a chunk by b2array has the identity of the frame, the chunk's place (its number in a contiguous
+        frame, its file in a sparse one), its sizes, and the checksum of its record of checksums, which depends on every
+        byte. So later states have the same name for a chunk that they did not change, wherever it is, and a frame that
+        is deleted and made again has other names. Other bytes of a contiguous frame are named by the version of its
+        file and by its generation. Other objects of a sparse frame have no name.
+
+        Without versions, a store cannot say whether the index, to which all of this refers, is the present one.
+        """
+        is_ours = self.frame.is_ours
+        # Other software changes chunks in their places.
+        if self.version is None or (not is_ours and (self.sparse or not self.store.may_keep(self.version))):
+            return [None] * len(spans)
+        return [self._content_of(span) for span in spans]
+
+    def _content_of(self, span: Span) -> ContentName | None:
+        described, state = self.frame, self.state
+        entry = chunk_number(span.name) if self.sparse else span.start - self.start - described.header_len
+        n = self._number_of(entry)
+        if n is None:
+            return None if self.sparse else self._content_of_version(0)
+        base = 0 if self.sparse else self.start + described.header_len + int(described.offsets[n])
+        record = int(state.records[n])
+        identity = state.annotations.identity
+        nbytes = self._nbytes_with_record(n)
+        is_inside = self.sparse or span.stop <= base + nbytes
+        if not (record and nbytes and identity and is_inside and described.is_ours):
+            return None if self.sparse else self._content_of_version(base)
+        name = self._names.get(n)
+        if name is None:
+            parts = identity, span.name if self.sparse else n, record, state.sizes[n].tobytes()
+            name = self._names[n] = blake2b(repr(parts).encode(), digest_size=16).digest()
+        return ContentName(name, base)
+
+    def _nbytes_with_record(self, n: int) -> int:
+        """Return the size of a chunk with the record of its checksums; 0 if it is not noted."""
+        cbytes = int(self.state.sizes[n, 0])
+        nbytes, blocksize = self.frame.chunk_nbytes(n), self.frame.blocksize
+        if not (cbytes and nbytes and blocksize):
+            return 0
+        return cbytes + record_nbytes(-(-nbytes // blocksize))
+
+    def _content_of_version(self, base: int) -> ContentName:
+        """Return a name for bytes of a contiguous frame in this state alone."""
+        parts = self.version, self.start, self.generation, base
+        return ContentName(blake2b(repr(parts).encode(), digest_size=16).digest(), base)
+
+    def _number_of(self, entry: int | None) -> int | None:
+        """Return the number of the chunk with the largest entry up to this one; in a sparse frame, with this entry."""
+        by_entry = self._by_entry
+        if by_entry is None:
+            offsets = self.frame.offsets
+            numbers = np.flatnonzero(offsets >= 0)
+            numbers = numbers[np.argsort(offsets[numbers], kind="stable")]
+            by_entry = offsets[numbers], numbers
+            object.__setattr__(self, "_by_entry", by_entry)
+        entries, numbers = by_entry
+        if entry is None:
+            return None
+        after = int(np.searchsorted(entries, entry, side="right"))
+        if not after or (self.sparse and entries[after - 1] != entry):
+            return None
+        # Several numbers may stand for one chunk: take the first.
+        first = int(np.searchsorted(entries, entries[after - 1], side="left"))
+        return int(numbers[first])
+
+    def forget(self, numbers: Sequence[int]) -> bool:
+        """Remove chunks from the cache on disk; return whether any of them was there."""
+        if not self._uses_disk or self.contents:
+            return False
+        locations = [location for n in numbers if isinstance(location := self.locate_unchecked(n), Location)]
+        spans = [Span(location.name, location.start, location.start + 1) for location in locations]
+        return self.store.forget(spans, self.contents_of(spans))
+
+    def not_on_disk(self, spans: Sequence[Span]) -> tuple[list[Span], int]:
+        """Return the ranges that `read` would now request, and the number of bytes that the cache on disk has."""
+        if not self._uses_disk:
+            return [*spans], 0
+        return self.store.not_on_disk(spans, self.contents_of(spans))
 
     def gather(
         self,
@@ -387,6 +501,8 @@ def load(
     start: int = 0,
     bare: bool = False,
     with_contents: bool = False,
+    cached: bool = False,
+    accepts: Callable[[Version], bool] | None = None,
 ) -> Snapshot:
     """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
 
@@ -406,13 +522,26 @@ def load(
         Whether the snapshot of a small frame keeps all bytes of the frame, if they were read with the index. Groups
         open their members this way, because readers such as xarray need coordinates at once. Other handles ask the
         store for items, and so notice that something else has replaced the file.
+    cached : bool
+        Whether the bytes may come from the cache on disk, if the server says that they are still the same. Writers
+        read them again.
+    accepts : callable, optional
+        Whether bytes of a version may come from there although the server is not asked.
 
     Raises
     ------
     FileNotFoundError
         There is no frame, or the group does not list it any more.
     """
-    return _follow_group(load_published(store, start=start, bare=bare, with_contents=with_contents), bare=bare)
+    published = load_published(
+        store,
+        start=start,
+        bare=bare,
+        with_contents=with_contents,
+        cached=cached,
+        accepts=accepts,
+    )
+    return _follow_group(published, bare=bare, cached=cached)
 
 
 def load_published(
@@ -422,6 +551,8 @@ def load_published(
     bare: bool = False,
     with_contents: bool = False,
     sparse: bool | None = None,
+    cached: bool = False,
+    accepts: Callable[[Version], bool] | None = None,
 ) -> Snapshot:
     """Read the frame that a store holds, even if its group lists another state. Raises the errors of `load`.
 
@@ -431,17 +562,18 @@ def load_published(
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
+    read = partial(_load, store, start, bare=bare, with_contents=with_contents, sparse=sparse)
     for _ in range(config.retries):
         # Another writer may have changed the file between two waves of requests: try again.
         with suppress(ConflictError):
-            return _load(store, start, bare=bare, with_contents=with_contents, sparse=sparse)
-    return _load(store, start, bare=bare, with_contents=with_contents, sparse=sparse)
+            return read(cached=cached, accepts=accepts)
+    return read()
 
 
 # Members of groups in object stores.
 
 
-def _follow_group(published: Snapshot, *, bare: bool) -> Snapshot:
+def _follow_group(published: Snapshot, *, bare: bool, cached: bool = False) -> Snapshot:
     """Load the state that the group of a published frame lists; return a frame outside of groups unchanged."""
     noted = published.state.annotations.group_commit
     if noted is None or published.start or published.store.can.local:
@@ -452,7 +584,7 @@ def _follow_group(published: Snapshot, *, bare: bool) -> Snapshot:
         return published
     catalog = Catalog(store_of(""))
     try:
-        manifest, _ = catalog.read()
+        manifest, _ = catalog.read(cached=cached)
     except PermissionError:
         # Without permission to list, a server gives the same answer for a missing object.
         return published
@@ -465,7 +597,7 @@ def _follow_group(published: Snapshot, *, bare: bool) -> Snapshot:
     if row.revision in ("", published.generation):
         return replace(published, member=member, published=published.version)
     try:
-        return load_revision(member, row, bare=bare)
+        return load_revision(member, row, bare=bare, cached=cached)
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(
             f"{published.url}: expected revision {row.revision}, which the group lists, found none"
@@ -478,6 +610,7 @@ def load_member(
     *,
     last: Snapshot | None = None,
     for_writing: bool = False,
+    cached: bool = False,
 ) -> Snapshot:
     """Load the state of a member that a manifest lists.
 
@@ -491,6 +624,8 @@ def load_member(
         A state of the member that was read before, which is returned if the manifest still lists it.
     for_writing : bool
         Whether to read the published index if that is the listed state, so that the next commit knows its version.
+    cached : bool
+        As for `load`.
 
     Raises
     ------
@@ -505,7 +640,7 @@ def load_member(
     store = member.group.below(row.path)
     if row.revision and not (for_writing and row.sparse):
         try:
-            return load_revision(member, row)
+            return load_revision(member, row, cached=cached)
         except (FileNotFoundError, FormatError):
             copy = _published_copy(member, row)
             if copy is None:
@@ -513,13 +648,14 @@ def load_member(
             return copy
     try:
         # A row that was made from a list of files may have the wrong kind of frame.
-        published = load_published(store, with_contents=True, sparse=row.sparse if row.revision else None)
+        sparse = row.sparse if row.revision else None
+        published = load_published(store, with_contents=True, sparse=sparse, cached=cached)
     except (FileNotFoundError, NotADirectoryError):
         if not row.revision:
             raise
-        return load_revision(member, row)
+        return load_revision(member, row, cached=cached)
     if row.revision not in ("", published.generation):
-        return load_revision(member, row)
+        return load_revision(member, row, cached=cached)
     listed = None if row.revision else _follow_mount(published, row)
     return listed or replace(published, member=member, published=published.version)
 
@@ -568,7 +704,13 @@ def find_damage(published: Snapshot) -> tuple[str, str] | None:
     return None
 
 
-def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
+def load_revision(
+    member: Member,
+    row: Row,
+    *,
+    bare: bool = False,
+    cached: bool = False,
+) -> Snapshot:
     """Load the revision of a member that a row lists. Raises the errors of `load_member`."""
     if row.sparse:
         store = member.group.below(row.path)
@@ -576,10 +718,29 @@ def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
     else:
         store = member.group.below(data_path(row.revision), shown_as=row.path)
         name = ""
+    if cached and config.disk_cache is not None:
+        # No other bytes get this name. A copy that does not fit is read again.
+        (head,), _ = store.ends_through([name], _FIRST_READ, accepts=lambda _: True)
+        with suppress(FormatError, UnsupportedError):
+            return _revision_of(store, name, head, member, row, bare=bare, cached=True)
     (head,) = store.head([name], _FIRST_READ)
+    return _revision_of(store, name, head, member, row, bare=bare)
+
+
+def _revision_of(
+    store: Store,
+    name: str,
+    head: Head | Exception,
+    member: Member,
+    row: Row,
+    *,
+    bare: bool,
+    cached: bool = False,
+) -> Snapshot:
     if isinstance(head, Exception):
         raise head
-    revision = _parse(store, name, 0, head.data, head.version, head.unique, bare=bare, with_contents=True)
+    unique = head.unique
+    revision = _parse(store, name, 0, head.data, head.version, unique, bare=bare, with_contents=True, cached=cached)
     if revision.generation != row.revision:
         raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
     return replace(revision, member=member, index=name)
@@ -593,6 +754,8 @@ def _load(
     with_contents: bool,
     in_one_wave: bool = True,
     sparse: bool | None = None,
+    cached: bool = False,
+    accepts: Callable[[Version], bool] | None = None,
 ) -> Snapshot:
     if sparse is None and store.is_prefix:
         sparse = True
@@ -601,7 +764,11 @@ def _load(
         sparse = False
     names = ("", FRAME_NAME) if sparse is None else (FRAME_NAME if sparse else "",)
     tail = None
-    if start or store.is_prefix or not in_one_wave or sparse:
+    is_alone = bool(start or store.is_prefix or not in_one_wave or sparse)
+    if cached:
+        last = 0 if is_alone else _LAST_READ
+        heads, tail = store.ends_through(names, _FIRST_READ, last, offset=start, accepts=accepts)
+    elif is_alone:
         heads = store.head(names, _FIRST_READ, offset=start)
     else:
         heads, tail = store.ends(names, _FIRST_READ, _LAST_READ)
@@ -616,10 +783,11 @@ def _load(
         # In object stores, an empty object may stand for the directory.
         name, head = objects[-1]
     version = head.version
+    read = partial(_parse, store, name, start, head.data, version, head.unique, bare=bare, cached=cached)
     if tail is None or name or tail.version != version:
-        return _parse(store, name, start, head.data, version, head.unique, bare=bare, with_contents=with_contents)
+        return read(with_contents=with_contents)
     try:
-        return _parse(store, name, start, head.data, version, head.unique, tail, bare=bare, with_contents=with_contents)
+        return read(tail, with_contents=with_contents)
     except FormatError:
         if version:
             raise
@@ -898,11 +1066,13 @@ def _parse(
     *,
     bare: bool = False,
     with_contents: bool = False,
+    cached: bool = False,
 ) -> Snapshot:
     try:
         header_len = header_nbytes(data)
         if header_len > len(data):
-            data = read_whole(store, Span(name, start, start + header_len), version)
+            span = Span(name, start, start + header_len)
+            data = read_whole(store, span, version, _content_in(store, version) if cached else None)
         head = unpack_header(data)
         if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
             raise _wrong_kind(head.frame_type)
@@ -914,7 +1084,7 @@ def _parse(
             tail = end.data[first - end.start : stop - end.start]
         else:
             span = Span(name, start + first, start + stop)
-            tail = read_whole(store, span, version)
+            tail = read_whole(store, span, version, _content_in(store, version) if cached else None)
         described = frame.unpack(data, tail, head, bare=bare)
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
@@ -931,6 +1101,13 @@ def _parse(
     is_small = not name and is_complete and stop <= _MOST_CONTENTS
     contents = bytes(data[:stop]) if with_contents and is_small else b""
     return Snapshot(store, state, start, version, generation, unique, header, ends=ends, contents=contents)
+
+
+def _content_in(store: Store, version: Version | None) -> ContentName | None:
+    """Return a name in the cache on disk for the bytes of an object in one state; None if nothing tells the states."""
+    if version is None or not store.may_keep(version):
+        return None
+    return ContentName(repr(version).encode(), 0)
 
 
 def _has_tail(end: Tail, first: int, stop: int) -> bool:

@@ -194,6 +194,10 @@ class Source(ABC):
     ) -> list[memoryview]:
         """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
 
+    def forget(self, numbers: Sequence[int]) -> bool:  # noqa: ARG002
+        """Remove chunks from the cache on disk; return whether any of them was there."""
+        return False
+
     @abstractmethod
     def gather(
         self,

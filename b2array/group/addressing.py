@@ -197,7 +197,7 @@ def _open_existing(
     """
     try:
         store = open_store(url, storage_options=storage_options)
-        source = snapshot.load(store, start=offset, bare=name is not None)
+        source = snapshot.load(store, start=offset, bare=name is not None, cached=mode == "r")
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         if offset:
@@ -556,7 +556,7 @@ def _open_unmarked(
         if not (store.can.lists or (suffix == ARRAY and _is_file(store, parts))):
             continue
         try:
-            source = snapshot.load(store, bare=at is not None)
+            source = snapshot.load(store, bare=at is not None, cached=mode == "r")
             return _wrap(source, mode, follow=follow, at=at)
         except (FileNotFoundError, PermissionError):
             continue

@@ -24,7 +24,7 @@ from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, 
 from b2array.frame.places import ZIP, Place
 from b2array.group import embedded
 from b2array.group.members import Members
-from b2array.store.base import Stamp, Store, in_one_state, stale_reader
+from b2array.store.base import ContentName, Stamp, Store, in_one_state, stale_reader
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
@@ -219,7 +219,9 @@ class Archive:
         start = entry.start + self._header_nbytes(where, entry, stamp)
         # A separate store keeps this archive open while the member is in use, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
-        source = prefix_errors(where, lambda: snapshot.load(store, start=start, with_contents=True))
+        load = partial(snapshot.load, store, start=start, with_contents=True, cached=True)
+        # The server has just told this version of the archive.
+        source = prefix_errors(where, lambda: load(accepts=lambda version: version == stamp.version))
         if source.version not in (None, stamp.version):
             raise stale_reader(self.url)
         if source.frame.frame_len > entry.nbytes:
@@ -233,7 +235,7 @@ class Archive:
         """
         # The size is not in the central directory: its extra fields differ from the fields in the local header.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
-        (head,) = self.store.read([span], expected=stamp.version)
+        head = _read(self.store, span, stamp)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
         if magic != ZIP[0]:
             raise FormatError(f"{where}: expected the header of a file in the archive, found {magic!r}")
@@ -241,6 +243,16 @@ class Archive:
         if entry.start + nbytes + entry.nbytes > stamp.size:
             raise FormatError(f"{where}: expected {entry.nbytes} bytes, found the end of the archive")
         return nbytes
+
+
+def _read(store: Store, span: Span, stamp: Stamp) -> memoryview:
+    """Read a range of an archive in the state of a stamp, if possible from the cache on disk."""
+    version = stamp.version
+    content = None
+    if version is not None and store.may_keep(version):
+        content = ContentName(repr(version).encode(), 0)
+    (view,) = store.read_through([span], [content], expected=version)
+    return view
 
 
 def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
@@ -290,8 +302,7 @@ class _ArchiveFile(io.RawIOBase):
 
     def _range(self, start: int, stop: int) -> memoryview:
         """Read a range of the archive, in the state of the stamp."""
-        (view,) = self._store.read([Span("", start, stop)], expected=self._stamp.version)
-        return view
+        return _read(self._store, Span("", start, stop), self._stamp)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origins = 0, self._at, self._stamp.size

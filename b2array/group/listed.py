@@ -156,7 +156,7 @@ class ListedGroup:
         """
         # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
-            manifest, version = self.catalog.read()
+            manifest, version = self.catalog.read(cached=True)
             if manifest == Manifest():
                 return False
             self.show(manifest, version)
@@ -187,6 +187,18 @@ class ListedGroup:
         if self._identity not in ("", manifest.identity):
             raise another_group(self.url)
 
+    def confirm(self) -> None:
+        """Read the manifest that this handle shows again if it is from the cache on disk, which writers do not trust.
+
+        If another writer has replaced the manifest, the handle goes on to show the one before, as without the cache.
+        """
+        if self._listing is None:
+            self.show(*self.catalog.read())
+        elif self.catalog.is_copy:
+            seen = self.catalog.read()
+            if seen[1] == self._listing[1]:
+                self.show(*seen)
+
     def refresh(self) -> None:
         """Forget the manifest; the next use reads it again."""
         self._listing = None
@@ -202,7 +214,7 @@ class ListedGroup:
         """
         written = self.catalog.written
         if self._listing is None:
-            self.show(*self.catalog.read())
+            self.show(*self.catalog.read(cached=True))
         elif written is not None and not self._is_pinned and written[0].number > self._listing[0].number:
             # A member of this handle has committed: show this commit, and the earlier commits of other writers.
             self.show(*written)
@@ -277,7 +289,7 @@ class ListedGroup:
         If the member is missing, raise ConflictError if the list is out of date, and FormatError otherwise.
         """
         try:
-            return load_member(self.member(path), manifest, for_writing=for_writing)
+            return load_member(self.member(path), manifest, for_writing=for_writing, cached=not for_writing)
         except MISSING:
             # The member is not damaged if the caller has its path from an earlier list.
             is_listed = path in (manifest.members or {}).values()

@@ -61,6 +61,7 @@ class RowTransaction(Transaction):
         This reads the manifest if it was not read yet.
         """
         # Pinned, because commits through other handles must not change the states on which the transaction builds.
+        group.confirm()
         group.require_same()
         view = group.copy(pinned=True)
         group.show(*view.versioned_manifest())

@@ -20,6 +20,8 @@ gcs            requests to Google Cloud Storage
 azure          requests to Azure Blob Storage
 obstore        requests to all three through obstore, for users of its file systems
 ranges         reads from clouds and HTTP servers through obstore, in place of the usual client
+disk_cache     the cache on disk that the processes of a user share: records with checksums, and their limit
+through        reads of stores on servers through that cache
 shared_memory  `memory://`
 upload         large objects in parts
 spans          merging byte ranges that are close together

@@ -29,6 +29,10 @@ class AzureStore(CloudStore):
         """The number of concurrent requests, which the client allows."""
         return 32
 
+    def _find_place(self, fs: Any, root: str) -> str:
+        endpoint, _, _ = fs.service_client.url.partition("?")
+        return f"{endpoint}/{root}"
+
     async def _settings(self, fs: Any) -> ranges.Client | None:
         if ranges.name_of(fs) != "adlfs.spec.AzureBlobFileSystem" or fs.location_mode != "primary":
             return None

@@ -33,6 +33,7 @@ __all__ = [
     "MISSING",
     "READ_ONLY",
     "Capabilities",
+    "ContentName",
     "Head",
     "HiddenError",
     "Listed",
@@ -164,6 +165,21 @@ class Tail(NamedTuple):
     version: Version | None
 
 
+class ContentName(NamedTuple):
+    """Bytes that the cache on disk may keep: they never change, and no other bytes of the object get their name.
+
+    Attributes
+    ----------
+    name : bytes
+        A name for the bytes. The object's name and place need not be part of it.
+    base : int
+        The offset in the object at which the bytes begin now.
+    """
+
+    name: bytes
+    base: int
+
+
 class Listed(NamedTuple):
     """The size of an object in bytes, and the time of its last write in seconds since 1970; None if unknown."""
 
@@ -263,6 +279,60 @@ class Store(ABC):
         belong to different states: compare their versions.
         """
         return self.head(names, nbytes), None
+
+    # The cache on disk, which only stores on servers use.
+
+    @property
+    def disk_cache(self) -> str | None:
+        """The directory of the cache on disk for this store; None without a cache that can be used."""
+        return None
+
+    def may_keep(self, version: Version) -> bool:  # noqa: ARG002
+        """Return whether a version is certain to differ between any two states of its object."""
+        return False
+
+    def read_through(
+        self,
+        spans: Sequence[Span],
+        contents: Sequence[ContentName | None],  # noqa: ARG002
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
+        """Read spans like `read`; the cache on disk may have the bytes of a span that belongs to a content."""
+        return self.read(spans, expected=expected, clip=clip)
+
+    def ends_through(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        last: int = 0,
+        *,
+        offset: int = 0,
+        accepts: Callable[[Version], bool] | None = None,  # noqa: ARG002
+    ) -> tuple[list[Head | Exception], Tail | None]:
+        """Read heads and a tail like `head` and `ends`, in the present states; without `last`, there is no tail.
+
+        If the cache on disk has the bytes, the server is only asked whether they are still the same. If that is so for
+        the first name, the others need not be asked for: their answers may be that they do not exist. It is not even
+        asked if the caller `accepts` their version, because it has just been told the version, or because nobody ever
+        replaces the objects.
+        """
+        if last and not offset:
+            return self.ends(names, nbytes, last)
+        return self.head(names, nbytes, offset=offset), None
+
+    def not_on_disk(
+        self,
+        spans: Sequence[Span],
+        contents: Sequence[ContentName | None],  # noqa: ARG002
+    ) -> tuple[list[Span], int]:
+        """Return the ranges that `read_through` would now request, and the number of bytes that the cache has."""
+        return [*spans], 0
+
+    def forget(self, spans: Sequence[Span], contents: Sequence[ContentName | None]) -> bool:  # noqa: ARG002
+        """Remove the contents of spans from the cache on disk; return whether any of them was there."""
+        return False
 
     @abstractmethod
     def stamp(self, name: str) -> Stamp:
@@ -509,9 +579,17 @@ def as_answer(error: Exception) -> Exception:
     return error
 
 
-def read_whole(store: Store, span: Span, expected: Version | None) -> memoryview:
-    """Read a part of a file that readers need; FormatError if the file ends before it."""
-    (view,) = store.read([span], expected=expected, clip=True)
+def read_whole(
+    store: Store,
+    span: Span,
+    expected: Version | None,
+    content: ContentName | None = None,
+) -> memoryview:
+    """Read a part of a file that readers need; FormatError if the file ends before it.
+
+    With a `content`, the cache on disk may have the bytes.
+    """
+    (view,) = store.read_through([span], [content], expected=expected, clip=True)
     if len(view) < span.stop - span.start:
         raise FormatError(f"expected {span.stop} bytes: the file is cut off (b2array.repair saves what is left)")
     return view

@@ -35,6 +35,9 @@ class GcsStore(CloudStore):
         """The number of concurrent requests, which the client allows."""
         return 32
 
+    def _find_place(self, fs: Any, root: str) -> str:
+        return f"{fs._location}/{root}"
+
     async def _settings(self, fs: Any) -> ranges.Client | None:
         if ranges.name_of(fs) not in _CLASSES or getattr(fs, "_use_client_cert", False):
             return None

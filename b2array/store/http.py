@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
@@ -14,12 +16,16 @@ from b2array.errors import ConflictError, UnsupportedError
 from b2array.store import ranges
 from b2array.store.base import Capabilities, Listed, Stamp, Version, stale_reader, where
 from b2array.store.remote import FsspecStore, bytes_range, patiently, stamp_of, status_of
+from b2array.store.secrets import unsigned
 from b2array.store.spans import Span
 
 __all__ = ["HttpStore"]
 
 _BUSY = (429, 500, 502, 503, 504)
 _COMPRESSED = ("br", "deflate", "gzip", "zstd")
+_OLD_ENOUGH = timedelta(seconds=60)
+"""Longer than a second, because the clocks of server and client may differ."""
+_MOST_YOUNG = 1024
 _PLAIN_URL = re.compile(r"(https?://[A-Za-z0-9.-]+(?::\d+)?)/(.+)")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
@@ -56,7 +62,13 @@ class HttpStore(FsspecStore):
             return None
         if {*fs.kwargs} - {"headers"} or {*map(type, headers.values())} - {str}:
             return None
-        return ranges.Client(partial(ranges.http_store, headers), is_http=True)
+        return ranges.Client(partial(ranges.http_store, headers), is_http=True, note_age=_note_age)
+
+    def _find_place(self, fs: Any, root: str) -> str:
+        return unsigned(root)
+
+    def may_keep(self, version: Version) -> bool:
+        return version.tag not in _young
 
     def _address_of(self, fs: Any, path: str) -> ranges.Address | None:
         match = _PLAIN_URL.fullmatch(path)
@@ -144,11 +156,40 @@ class HttpStore(FsspecStore):
                 start, stop = first, end
             if first > start or end < min(stop, size):
                 raise ClientPayloadError(f"expected bytes {start} to {stop} of {size}, found {first} to {end}")
-            tags = {name: answer.headers.get(name) for name in ("ETag", "Last-Modified")}
-        stamp = stamp_of({"size": size, **tags})
+            stamp = _stamp_in(answer.headers, size)
         if "If-Match" in headers and _is_strong(stamp.version) and stamp.version != expected:
             raise stale_reader(self.url)
         return content[start - first : stop - first], stamp
+
+
+_young: dict[str, None] = {}
+"""Entity tags of objects that were changed a moment before they were read, the last `_MOST_YOUNG` of them."""
+
+
+def _stamp_in(headers: Mapping[str, str], size: int) -> Stamp:
+    """Return the state of an object from the headers of an answer."""
+    modified = headers.get("Last-Modified")
+    stamp = stamp_of({"size": size, "ETag": headers.get("ETag"), "Last-Modified": modified})
+    if modified and stamp.version:
+        with suppress(ValueError):  # a time that cannot be read says nothing
+            _note_age(stamp.version, parsedate_to_datetime(modified))
+    return stamp
+
+
+def _note_age(version: Version, modified: datetime) -> None:
+    """Note whether an object may change again without a change of its entity tag.
+
+    Common servers make the tag of the size and the time of the last change, in seconds.
+    """
+    if modified.tzinfo is None:
+        modified = modified.replace(tzinfo=UTC)
+    if datetime.now(UTC) - modified > _OLD_ENOUGH:
+        _young.pop(version.tag, None)
+        return
+    _young[version.tag] = None
+    while len(_young) > _MOST_YOUNG:
+        with suppress(KeyError):  # another thread may have removed it
+            del _young[next(iter(_young))]
 
 
 def _answer(span: Span, content: bytes, stamp: Stamp) -> tuple[bytes, Stamp | None]:

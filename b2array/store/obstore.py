@@ -18,7 +18,8 @@ from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.store import ranges
 from b2array.store.base import Capabilities, Listed, Stamp, Version, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, remove_each
-from b2array.store.file_systems import FILE_SYSTEM
+from b2array.store.file_systems import FILE_SYSTEM, spell_out
+from b2array.store.secrets import public
 from b2array.store.upload import PART
 
 __all__ = ["ObstoreStore"]
@@ -26,6 +27,7 @@ __all__ = ["ObstoreStore"]
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|[Tt]he specified (bucket|container) does not exist")
 _BEYOND = re.compile(r"NotPartial|Wanted range starting at")
+_OF_PLACE = re.compile("^(AWS|AZURE|GOOGLE)_.*(ENDPOINT|ACCOUNT|URL)", re.IGNORECASE)
 _PROTOCOLS = {
     "s3": "s3",
     "s3a": "s3",
@@ -86,6 +88,14 @@ class ObstoreStore(CloudStore):
             # `_split_path` ends the key at "#" and "?", which are letters in the names of objects.
             path = self._address.removeprefix(f"{fs.protocol}://")
         return fs, path.rstrip("/")
+
+    def _find_place(self, fs: Any, root: str) -> str:
+        if self._cloud == "http":
+            # Unlike `HttpStore`, this store does not know whether entity tags are strong.
+            return ""
+        # The account and the endpoint may be in the options or in the environment.
+        around = {name: value for name, value in os.environ.items() if _OF_PLACE.search(name)}
+        return f"{fs.protocol} {public(spell_out(self._options))} {public(around)} {root}"
 
     def _range_client(self, fs: Any) -> ranges.Client | None:
         return ranges.client_of(fs, partial(self._describe, fs)) if config.obstore else None

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from queue import SimpleQueue
@@ -111,6 +112,8 @@ class Client:
         Whether the server may be any HTTP server, whose answers may be pages or compressed.
     is_alone : bool
         Whether the file system itself works through obstore, so that there is no other client to ask.
+    note_age : callable, optional
+        Called with the version of each object that was read, and the time of its last change.
     """
 
     make: Callable[[str], Any]
@@ -118,6 +121,7 @@ class Client:
     conditional: bool = True
     is_http: bool = False
     is_alone: bool = False
+    note_age: Callable[[Version, datetime], None] | None = None
     buckets: dict[str, _Bucket] = field(default_factory=dict)
 
     def get(
@@ -184,6 +188,8 @@ class Client:
             bucket.fail()
             return None
         bucket.note(time.perf_counter() - begun)
+        if version is not None and self.note_age is not None:
+            self.note_age(version, meta["last_modified"])
         if expected is None or is_expected:
             return content, Stamp(size, version)
         return None

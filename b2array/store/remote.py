@@ -16,9 +16,10 @@ from typing import Any, Final, Self, TypeVar, cast
 from b2array import config, threads
 from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
-from b2array.store import ranges, upload
+from b2array.store import ranges, through, upload
 from b2array.store.base import (
     READ_ONLY,
+    ContentName,
     Head,
     Listed,
     Mutex,
@@ -35,6 +36,7 @@ from b2array.store.base import (
     too_short,
     where,
 )
+from b2array.store.disk_cache import DiskCache, current
 from b2array.store.file_systems import FILE_SYSTEM, of_this_process, protocols, register, spell_out
 from b2array.store.open import cut, join_url
 from b2array.store.secrets import leaks, redact, redact_url, secrets
@@ -152,6 +154,7 @@ class FsspecStore(Store):
         self._options = dict(storage_options)
         self._secrets = secrets(url, spell_out(self._options))
         self._connection: tuple[int, Any, str] | None = None
+        self._place: str | None = None
         fs = self._options.get(FILE_SYSTEM)
         if fs is not None:
             register(fs)
@@ -397,10 +400,7 @@ class FsspecStore(Store):
         spans = [Span(name, 0, nbytes) for name in names]
         *answers, end = self._ranges([*spans, Span(names[0], -last, 0)], None)
         heads = [self._head(span, answer) for span, answer in zip(spans, answers, strict=True)]
-        if isinstance(end, Exception):
-            return heads, None
-        content, state = end
-        return heads, Tail(memoryview(content), state.size - len(content), state.version)
+        return heads, _tail(end)
 
     def _head(self, span: Span, answer: Any) -> Head | Exception:
         try:
@@ -410,6 +410,82 @@ class FsspecStore(Store):
         stamp = None if isinstance(answer, Exception) else answer[1]
         version = self._ident and stamp and stamp.version
         return Head(data, stamp, f"{self._ident}/{span.name} {version}" if version else "")
+
+    # The cache on disk.
+
+    def _disk_cache(self) -> DiskCache | None:
+        """Return the cache on disk, if there is one, and if this store's server tells the versions of its objects."""
+        if config.disk_cache is None:
+            return None
+        if self._place is None:
+            # If the store cannot connect, the read itself raises the error.
+            with suppress(Exception):
+                self._place = self._call("", self._find_place)
+        return current() if self._place else None
+
+    def _find_place(self, fs: Any, root: str) -> str:  # noqa: ARG002
+        """Return the server and the root of the store as text without secrets; empty if objects have no versions."""
+        return ""
+
+    @property
+    def disk_cache(self) -> str | None:
+        cache = self._disk_cache()
+        return None if cache is None else cache.directory
+
+    def may_keep(self, version: Version) -> bool:  # noqa: ARG002
+        return True
+
+    def read_through(
+        self,
+        spans: Sequence[Span],
+        contents: Sequence[ContentName | None],
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
+        fetch = partial(self.read, expected=expected, clip=clip)
+        cache = self._disk_cache()
+        if cache is None or not any(contents):
+            return fetch(spans)
+        return through.read(cache, self._place or "", spans, contents, fetch, clip=clip)
+
+    def not_on_disk(self, spans: Sequence[Span], contents: Sequence[ContentName | None]) -> tuple[list[Span], int]:
+        cache = self._disk_cache()
+        if cache is None:
+            return super().not_on_disk(spans, contents)
+        return through.lacking(cache, self._place or "", spans, contents)
+
+    def forget(self, spans: Sequence[Span], contents: Sequence[ContentName | None]) -> bool:
+        cache = self._disk_cache()
+        if cache is None:
+            return False
+        return through.forget(cache, self._place or "", spans, contents)
+
+    def ends_through(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        last: int = 0,
+        *,
+        offset: int = 0,
+        accepts: Callable[[Version], bool] | None = None,
+    ) -> tuple[list[Head | Exception], Tail | None]:
+        cache = self._disk_cache()
+        if cache is None:
+            return super().ends_through(names, nbytes, last, offset=offset)
+        place = self._place or ""
+        spans = [Span(name, offset, offset + nbytes) for name in names]
+        has_tail = bool(last) and not offset and self._serves_ends
+        if has_tail:
+            spans.append(Span(names[0], -last, 0))
+        answers = through.read_present(cache, place, spans, self._fetch_present, self.may_keep, accepts)
+        end = answers.pop() if has_tail else None
+        heads = [self._head(span, answer) for span, answer in zip(spans[: len(names)], answers, strict=True)]
+        return heads, None if end is None else _tail(end)
+
+    def _fetch_present(self, spans: Sequence[Span]) -> list[Any]:
+        """Do the same as `_ranges` for the present states of objects, perhaps of none."""
+        return self._ranges(spans, None) if spans else []
 
     def stamp(self, name: str) -> Stamp:
         return self._call(name, lambda fs, path: stamp_of(fs.info(path)))
@@ -613,6 +689,14 @@ def bytes_range(start: int, stop: int) -> str:
 def join(root: str, name: str) -> str:
     """Return the address of an object: the root of the store, the name, and then the query of the root."""
     return join_url(root, name) if name else root
+
+
+def _tail(answer: Any) -> Tail | None:
+    """Return the tail in an answer; None for an error."""
+    if isinstance(answer, Exception):
+        return None
+    content, state = answer
+    return Tail(memoryview(content), state.size - len(content), state.version)
 
 
 def _name(path: str, root: str) -> str:

@@ -49,6 +49,10 @@ class S3Store(CloudStore):
             fs.config_kwargs = {"max_pool_connections": _MANY, **fs.config_kwargs}
         return fs, root
 
+    def _find_place(self, fs: Any, root: str) -> str:
+        client = answer(fs.loop, fs.set_session)
+        return f"{client.meta.endpoint_url}/{root}"
+
     async def _settings(self, fs: Any) -> ranges.Client | None:
         unusual = fs.version_aware or fs.s3_additional_kwargs or fs.cache_regions
         translatable = {*fs.client_kwargs} <= _CLIENT_OPTIONS and {*fs.config_kwargs} <= {"max_pool_connections"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-__all__ = ["leaks", "redact", "redact_url", "secrets"]
+__all__ = ["leaks", "public", "redact", "redact_url", "secrets", "unsigned"]
 
 # URLs allow no slashes in a password, but users write S3 keys with slashes there. A port has no slashes.
 _USER = re.compile(r"(?<=://)(?:[^/?\s'\"]*|[^/@?\s'\":\[]+:(?!:|\d+/)[^@?\s'\"]*)@")
@@ -19,6 +19,8 @@ _AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNO
 _SECRET_NAME = re.compile(
     r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
 )
+_SIGNED = re.compile("x-(amz|goog)-.*|expires|awsaccesskeyid|googleaccessid", re.IGNORECASE)
+_SIGNED_BY_AZURE = re.compile("s[a-z]{1,4}")
 _LONG = 8  # a query parameter of this length may be a signature, whatever its name is
 _SHORTEST = 3  # shorter strings occur in texts by chance
 
@@ -53,6 +55,32 @@ def redact_url(url: str) -> str:
 
 def _without_query(link: str) -> str:
     return link.partition("?")[0] if "://" in link else link
+
+
+def unsigned(url: str) -> str:
+    """Return a URL without its user, and without the parameters of its query that a signature or a secret needs.
+
+    URLs of the same object that were signed at different times are then equal.
+
+    Examples
+    --------
+    >>> unsigned("https://user:password@host/x?file=1&X-Amz-Date=20261126&X-Amz-Signature=abc&api_key=1")
+    'https://host/x?file=1'
+    >>> unsigned("https://host/x?sv=2026&se=tomorrow&sp=r&sig=abc")
+    'https://host/x'
+    """
+    base, mark, query = _USER_OF_URL.sub("", url).partition("?")
+    parameters = query.split("&") if mark else []
+    of_azure = any(each.startswith("sig=") for each in parameters)
+    kept = []
+    for each in parameters:
+        name = each.partition("=")[0]
+        is_of_signature = _SIGNED.fullmatch(name) or (of_azure and _SIGNED_BY_AZURE.fullmatch(name))
+        # A parameter "key" usually names the object.
+        is_secret = name != "key" and _SECRET_NAME.search(name) is not None
+        if not is_of_signature and not is_secret:
+            kept.append(each)
+    return f"{base}?{'&'.join(kept)}" if kept else base
 
 
 def secrets(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -95,6 +123,26 @@ def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[st
         elif secret and isinstance(value, tuple | list):
             # For example, user and password.
             yield from (each for each in value if isinstance(each, str))
+
+
+def public(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without the secret ones. Of values that are not plain, only the type remains.
+
+    Examples
+    --------
+    >>> public({"endpoint": "https://host", "secret": "abc", "client_kwargs": {"headers": {}, "verify": True}})
+    {'client_kwargs': {'verify': True}, 'endpoint': 'https://host'}
+    """
+    plain: dict[str, Any] = {}
+    for name in sorted(map(str, options)):
+        value = options.get(name)
+        if _SECRET_NAME.search(name):
+            continue
+        if isinstance(value, Mapping):
+            plain[name] = public(value)
+        else:
+            plain[name] = value if isinstance(value, str | int | float | None) else type(value).__qualname__
+    return plain
 
 
 def leaks(error: BaseException | None, hidden: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TextIO
 import numpy as np
 import typer
 
-from b2array import bloscpack
+from b2array import bloscpack, config
 from b2array.array.array import NDArray
 from b2array.array.drafts import AnyPlace, ArrayOptions, place_new
 from b2array.array.making import make
@@ -666,6 +666,24 @@ def repack(
     options = opts.storage_options(storage)
     done = vacuuming.repack(url, dry_run=dry_run, storage_options=options, progress=opts.shows(progress))
     return _show(done, as_json)
+
+
+@_command
+def cache(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="DIRECTORY", help="The directory; by default B2ARRAY_DISK_CACHE.")
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all that it keeps.")] = False,
+    as_json: opts.Json = False,
+) -> int:
+    """Show or clear the cache on disk for bytes from servers."""
+    setting = directory or config.disk_cache
+    if setting is None:
+        _print(as_json, {"directory": None}, ["no cache: set B2ARRAY_DISK_CACHE to a directory"])
+        return OK
+    about = describing.describe_cache(setting, clear=clear)
+    _print(as_json, about.typed, describing.lines(about.rows))
+    return OK
 
 
 # Snapshots.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from b2array import bloscpack
+from b2array import bloscpack, config
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo
@@ -26,6 +27,7 @@ from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group.addressing import split_member
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tree import draw_branches, nest
+from b2array.store import disk_cache
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 from b2array.tools.results import table
@@ -34,6 +36,7 @@ __all__ = [
     "FIELDS",
     "Overview",
     "describe",
+    "describe_cache",
     "difference",
     "difference_lines",
     "draw_tree",
@@ -371,6 +374,31 @@ def lines(about: Mapping[str, Any]) -> Iterator[str]:
             rows[name] = tables.nbytes(rows[name])
     rows |= {f"attrs.{name}": value for name, value in about.get("attrs", {}).items()}
     yield from repr(tables.Info(rows)).splitlines()
+
+
+def describe_cache(setting: str | os.PathLike[str], *, clear: bool) -> Overview:
+    """Describe the cache on disk in a directory, after clearing it if asked to; nothing is made there.
+
+    OSError says that the directory cannot be used.
+    """
+    directory = disk_cache.directory_of(setting)
+    usage = disk_cache.Usage(0, 0, 0, 0, 0, 0)
+    if os.path.isdir(directory):  # noqa: PTH112 - as the setting was written
+        cache = disk_cache.DiskCache(directory)
+        if clear:
+            cache.clear()
+        usage = cache.usage()
+    reads = usage.hits + usage.misses
+    typed = {"directory": directory, "limit": config.disk_cache_bytes, **usage._asdict()}
+    rows = {
+        "directory": directory,
+        "size": f"{tables.nbytes(usage.nbytes)} of {tables.size(config.disk_cache_bytes)}",
+        "contents": usage.files,
+        "hits": f"{usage.hits} of {reads} reads ({usage.hits / max(1, reads):.0%})",
+        "from disk": tables.nbytes(usage.hit_nbytes),
+        "from servers": tables.nbytes(usage.missed_nbytes),
+    }
+    return Overview(rows, typed, {})
 
 
 def plain(value: Any) -> Any:

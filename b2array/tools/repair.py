@@ -23,9 +23,9 @@ from b2array.errors import FormatError, ReadOnlyError, SnapshotLostError, Unsupp
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
+from b2array.format.index import chunk_number
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import count_sized_blocks, parse
-from b2array.frame.fetch import chunk_number
 from b2array.frame.manifest import Row
 from b2array.frame.places import group_of
 from b2array.frame.snapshot import Member, Snapshot, find_damage, load, load_kept_states, load_revision

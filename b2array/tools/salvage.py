@@ -24,8 +24,8 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import b2nd, checksums, fingerprint, frame, index, metalayers
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
+from b2array.format.index import chunk_number
 from b2array.format.metalayers import Layers
-from b2array.frame.fetch import chunk_number
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
 from b2array.store.spans import Span

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from b2array.commit import pending
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError
+from b2array.format.index import chunk_number
 from b2array.format.kept import KEPT, object_name
-from b2array.frame.fetch import chunk_number
 from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, own_files
 from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published, load_revision

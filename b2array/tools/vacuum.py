@@ -26,8 +26,8 @@ from b2array.display.tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
+from b2array.format.index import chunk_number
 from b2array.format.kept import KEPT, object_name
-from b2array.frame.fetch import chunk_number
 from b2array.frame.log import read_member
 from b2array.frame.manifest import MANIFEST, RETIRED, own_files
 from b2array.frame.places import group_of

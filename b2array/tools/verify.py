@@ -37,9 +37,9 @@ from b2array.errors import (
 from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
-from b2array.format.index import NO_OFFSETS
+from b2array.format.index import NO_OFFSETS, chunk_number
 from b2array.format.kept import KEPT, Kept, ledger_of, object_name
-from b2array.frame.fetch import chunk_number, fetch
+from b2array.frame.fetch import fetch
 from b2array.frame.kept import find_state
 from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.log import read_member
@@ -657,7 +657,8 @@ class _Inspector:
         files: Mapping[str, Listed] | None,
         keep_heads: bool,
     ) -> None:
-        self.revision = revision
+        # What the server has is to be checked, and not what this computer has of it.
+        self.revision = revision.without_disk_cache()
         self.deep = deep
         self.files = files or {}
         self.keep_heads = keep_heads
