@@ -92,6 +92,7 @@ class Settings:
     is_local: bool = True
     threads: int = 1
     swaps: bool = True
+    disk_cache: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -745,6 +746,7 @@ def work(settings: Settings) -> None:
     config.durable = "off"
     if not settings.swaps:
         let_swaps_take_steps()
+    config.disk_cache = settings.disk_cache
     kind = Reader if settings.reads else Writer
     workers = [kind(settings, thread) for thread in range(settings.threads)]
     threads = [threading.Thread(target=worker.run) for worker in workers[1:]]

@@ -34,7 +34,7 @@ PACKAGES = os.pathsep.join([str(Path(b2array.__file__).parents[1]), str(Path(PRO
 
 @pytest.fixture(autouse=True)
 def _uncached() -> Iterator[None]:
-    with config.using(cache_bytes=0), warnings.catch_warnings():
+    with config.using(cache_bytes=0, disk_cache=None), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rewritten with every change")
         yield
     fsspec.filesystem("memory").store.clear()
@@ -128,6 +128,8 @@ class Play:
             is_local=self.is_local,
             threads=threads,
             swaps=swaps,
+            # Half of the runs read through a cache on disk that all processes share.
+            disk_cache=None if self.is_local or seed % 2 else str(self.journal.parent / "cache"),
             options=self.options,
         )
 
