@@ -20,8 +20,13 @@ from b2array.printable import printable
 __all__ = ["Appender", "append"]
 
 
-def append(handle: Handle, values: Any, axis: int) -> None:
-    """Append values to an array; see `NDArray.append`."""
+_SMALL_CHUNK_NBYTES = 2**14
+_MANY_CHUNKS = 10_000
+"""An array that grows to this many small chunks is slow: each chunk has a header, an index entry and checksums."""
+
+
+def append(handle: Handle, values: Any, axis: int, every: int | None = None) -> None:
+    """Append values to an array; see `NDArray.append`. `every` is the number of steps in a regular commit."""
     handle.require_writable()
     before = handle.source.state.require_layout()
     is_streamed = copying.is_sliceable(values)
@@ -37,11 +42,24 @@ def append(handle: Handle, values: Any, axis: int) -> None:
         return
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
+            resize.check_joint(handle.url, before, draft.state.require_layout(), axis)
+            resize.choose_chunks(draft, [axis], every)
             now = draft.state.require_layout()
-            resize.check_joint(handle.url, before, now, axis)
             pieces = copying.rows(values, now, axis) if is_streamed else [array]
             for piece in pieces:
                 resize.append(draft, lossless(piece, now.dtype) if is_streamed else piece, axis)
+    warn_of_small_chunks(handle, before)
+
+
+def warn_of_small_chunks(handle: Handle, before: Layout) -> None:
+    """Warn when a growing array gets very many small chunks; `before` is its layout before it grew."""
+    now = handle.source.state.require_layout()
+    # The number is passed only once, so the warning appears once in the life of the array.
+    if before.nchunks < _MANY_CHUNKS <= now.nchunks and now.chunk_nbytes < _SMALL_CHUNK_NBYTES:
+        warn(
+            f"{handle.url} has grown to {now.nchunks} chunks of only {now.chunk_nbytes} bytes, {now.chunks} items,"
+            " which makes it slow and large; b2array.copy(array, url, chunks='auto') makes a copy with larger chunks"
+        )
 
 
 class Appender:
@@ -51,6 +69,8 @@ class Appender:
     after every `every` steps, when `commit` is called, and at the end of the ``with`` block, even if the block raises
     an error. After a killed program, the array is in the state of the last commit. An appender that is deleted with
     uncommitted steps emits a warning.
+
+    If nobody chose the chunks of an array without items, `every` chooses them: commits then end where chunks end.
 
     If commits are more than a chunk apart, a transaction of the array is under way between them, and other changes
     through the same handle join it. If a commit ends inside a chunk, its last blocks are encoded twice: now, and again
@@ -131,7 +151,10 @@ class Appender:
 
     @property
     def _length(self) -> int:
-        return max(1, self._layout.chunks[self._axis])
+        """The number of steps in a row of chunks, which an array without items gets only with its first steps."""
+        state = self._handle.source.state
+        layout = resize.growing_layout(state, [self._axis], self._every) or state.require_layout()
+        return max(1, layout.chunks[self._axis])
 
     @property
     def _beyond(self) -> int:
@@ -172,7 +195,7 @@ class Appender:
 
     def _flush(self) -> None:
         if self._buffer is not None and self._used:
-            append(self._handle, self._buffer[self._along(0, self._used)], self._axis)
+            append(self._handle, self._buffer[self._along(0, self._used)], self._axis, self._every)
             self._used = 0
 
     def commit(self) -> None:

@@ -49,7 +49,7 @@ from b2array.format.state import State
 from b2array.frame.source import Source
 from b2array.grid import assignment, windows
 from b2array.grid.assignment import Sliceable
-from b2array.grid.chunking import automatic
+from b2array.grid.chunking import automatic, check_access
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import lossless, require_same_order
 from b2array.grid.partition import boxes
@@ -169,6 +169,10 @@ def _recode(
     if earlier:
         _, oldest = earlier[0]
         first = oldest.state.require_layout()
+    elif source.state.annotations.auto is not None and new.chunks is None and new.blocks is None:
+        # Nobody chose the chunks of the source, so the copy may get others as well when it grows.
+        access = new.access or check_access(source.state.annotations.auto or None)
+        options = replace(options, chunks=None, blocks=None, access=access)
     draft = new_draft(url, first.shape, dtype, options)
     own_names = {*(new.attrs or {})}
     # Do not round values again that may be rounded already. Values from other software may be exact.

@@ -359,8 +359,9 @@ def _like(
     if isinstance(x, NDArray):
         has_same_shape = extents(new_shape) == x.shape and 0 not in x.chunks
         has_same_dtype = np.dtype(require_dtype(new_dtype)) == x.dtype
-        # The old chunks suit only the old shape and item size.
-        if has_same_shape and has_same_dtype and not chosen.keys() & {"chunks", "blocks", "access"}:
+        # The old chunks suit only the old shape and item size. If nobody chose them, they are chosen again.
+        is_open = x._handle.source.state.annotations.auto is not None
+        if has_same_shape and has_same_dtype and not is_open and not chosen.keys() & {"chunks", "blocks", "access"}:
             chosen |= {"chunks": x.chunks, "blocks": x.blocks}
         chosen = {"cparams": x.cparams} | chosen
     return _fill_new(url, new_shape, new_dtype, ArrayOptions(**chosen))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import dask_chunks
-from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, new_draft
+from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, is_automatic, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
@@ -62,6 +62,9 @@ _LEAST_TASK_NBYTES = 4 * 2**20
 """The size up to which pieces are always joined, in bytes: dask needs some tenths of a millisecond per task."""
 _JOINING_NBYTES = 256 * 2**20
 """The maximum number of bytes in memory during a write in a transaction, unless a single piece is larger."""
+_SMALL_CHUNK_NBYTES = 2**16
+_MANY_CHUNKS = 256
+"""This many small chunks, which the pieces of a dask array bring, are worth a warning."""
 
 
 def _require_dask() -> None:
@@ -79,9 +82,9 @@ def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
     from dask.base import tokenize
 
     frozen = Frozen(a)
-    is_automatic = chunks is None or (isinstance(chunks, str) and chunks == "auto")
-    cut = group_for_tasks(a) if is_automatic else _normalize(chunks, a)
-    if not is_automatic and dask_chunks.align(cut, a.chunks, [0] * a.ndim) != cut:
+    is_chosen = not is_automatic(chunks)
+    cut = _normalize(chunks, a) if is_chosen else group_for_tasks(a)
+    if is_chosen and dask_chunks.align(cut, a.chunks, [0] * a.ndim) != cut:
         stored_cut = _normalize(a.chunks, a)
         nchunks = math.prod(map(len, stored_cut))
         parts = dask_chunks.pieces(cut, stored_cut)
@@ -166,11 +169,28 @@ def _begin(
         converted = as_declared(x).astype(dtype)
         require_same_order(x.dtype, converted.dtype)
         x = converted
-    if options.blocks is None and options.chunks in (None, "auto"):
+    is_divided = options.blocks is None and is_automatic(options.chunks)
+    if is_divided:
         # Choose chunks that divide the pieces of dask, so that no data moves between tasks.
         chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access)
         options = replace(options, chunks=chunks)
-    return x, new_draft(place, x.shape, x.dtype, options)
+    draft = new_draft(place, x.shape, x.dtype, options)
+    if is_divided:
+        _warn_of_small_pieces(x, draft.state.require_layout())
+    return x, draft
+
+
+def _warn_of_small_pieces(x: da.Array, layout: Layout) -> None:
+    """Warn if the pieces of a dask array cut it into very many chunks that are small."""
+    from dask.array.core import PerformanceWarning
+
+    if layout.nchunks >= _MANY_CHUNKS and layout.chunk_nbytes < _SMALL_CHUNK_NBYTES:
+        warn(
+            f"the pieces of the dask array, of {_brief(x.chunks)} items, cut it into {layout.nchunks} chunks of"
+            f" {layout.chunk_nbytes / 1024:.0f} KiB, each of which costs a request: rechunk('64MiB') makes larger"
+            " pieces",
+            PerformanceWarning,
+        )
 
 
 def _write_all(x: da.Array, draft: Draft, *, lasts: bool = False) -> Write:

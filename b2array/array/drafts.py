@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from b2array.codec import codecs, filters, zfp
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, resolve_cparams
-from b2array.codec.header import FilterId, Special
+from b2array.codec.header import CodecId, FilterId, Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import resize
@@ -66,6 +66,7 @@ __all__ = [
     "check_dims",
     "draft_filled",
     "encode_metalayers",
+    "is_automatic",
     "name_pairs",
     "new_draft",
     "place_new",
@@ -95,6 +96,10 @@ class FreePlace:
     first: int = 0
     sparse: FreePlace | None = None
 
+
+_PLAIN_CODECS = frozenset(CodecId)
+_FOR_ALL_BLOCKS = frozenset(FilterId) - filters.CELL_FILTERS - {FilterId.DELTA}
+"""Codecs and filters that suit blocks of every shape."""
 
 AnyPlace = Url | FreePlace | None
 """The place of a new frame; None for memory."""
@@ -252,6 +257,7 @@ def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayO
         dims=names,
         dtype=dtypes.extension_name(layout.dtype),
         cparams=cparams_to_note(params),
+        auto=_note_choice(layout, options, params),
     )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
     draft = Draft(place.store, None, state, overwrite=options.overwrite, first=place.first)
@@ -318,6 +324,21 @@ def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) ->
     layout = Layout(outer + inner, *cut, model.dtype, text)
     check_count(layout)
     return layout
+
+
+def _note_choice(layout: Layout, options: ArrayOptions, params: CParams) -> str | None:
+    """Return the note that an array with few items may get other chunks when it grows (see `Annotations.auto`)."""
+    is_chosen = not (is_automatic(options.chunks) and is_automatic(options.blocks))
+    if is_chosen or not layout.shape or layout.nbytes >= chunking.LEAST_CHUNK_NBYTES:
+        return None
+    # Other codecs and filters, which users may have registered, may fit only the present blocks.
+    fits_all_blocks = params.codec_id in _PLAIN_CODECS and _FOR_ALL_BLOCKS.issuperset(params.filter_slots)
+    return options.access or "" if fits_all_blocks else None
+
+
+def is_automatic(extents: Extents) -> bool:
+    """Return whether extents of chunks or blocks leave the choice open."""
+    return extents is None or (isinstance(extents, str) and extents == "auto")
 
 
 def require_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:

@@ -7,6 +7,7 @@ they are. The other chunks are encoded again, a few at a time, from the values i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ from b2array.commit.edits import set_special
 from b2array.commit.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
-from b2array.format.state import State, reshape
+from b2array.format.state import State, choose_layout, reshape, with_layout
 from b2array.frame.read import read
 from b2array.frame.source import Source
 from b2array.grid import selection
+from b2array.grid.chunking import check_access, commit_length
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import lossless
 
@@ -32,8 +34,10 @@ __all__ = [
     "append",
     "check_extents",
     "check_joint",
+    "choose_chunks",
     "delete",
     "fill_chunks",
+    "growing_layout",
     "insert",
     "make_joint",
     "read_box",
@@ -53,12 +57,17 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     fork.
     """
     draft.flush()
+    shape_before = draft.state.require_layout().shape
+    if shape == shape_before:
+        return
+    state = reshape(draft.state, shape)
+    axes = zip(shape_before, shape, strict=True)
+    growing = [axis for axis, (was, now) in enumerate(axes) if now > was]
+    if choose_chunks(draft, growing):
+        state = reshape(draft.state, shape)
     # This reader shares the chunks with the draft, but still has the old index.
     before = draft.reader()
     old = draft.state.require_layout()
-    if shape == old.shape:
-        return
-    state = reshape(draft.state, shape)
     new = state.require_layout()
     rows = [np.arange(n) for n in _common(old.grid_shape, new.grid_shape)]
     _reindex(draft, state, rows)
@@ -79,6 +88,57 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
 
     mixed = _mixed_chunks(draft, old, new, item)
     rewrite(draft, new, mixed, read_and_fill)
+
+
+def growing_layout(state: State, axes: Sequence[int], every: int | None = None) -> Layout | None:
+    """Return the layout with which an array begins to grow along some axes; None if it keeps the layout that it has.
+
+    The chunks of an array with few items are as small as the array if nobody chose them. With `every`, as many steps
+    along the only axis make up a commit.
+    """
+    word = state.annotations.auto
+    if word is None or not axes:
+        return None
+    layout = state.require_layout()
+    # An extent of 0 is expected to grow.
+    expected = [0 if axis in axes else extent for axis, extent in enumerate(layout.shape)]
+    access = check_access(word or None)
+    chosen = choose_layout(state, tuple(expected), access)
+    if every is not None:
+        (axis,) = axes
+        lengths = dict(enumerate(chosen.chunks))
+        usual = lengths.pop(axis)
+        step_nbytes = chosen.chunk_nbytes // usual
+        lengths[axis] = commit_length(every, step_nbytes, usual)
+        chosen = choose_layout(state, tuple(expected), access, lengths)
+    return replace(chosen, shape=layout.shape)
+
+
+def choose_chunks(draft: Draft, axes: Sequence[int], every: int | None = None) -> bool:
+    """Choose the chunks of an array with few items anew before it grows along some axes, unless a user chose them.
+
+    This encodes open chunks first, and rewrites the items that there are. Returns whether chunks or blocks changed.
+    `growing_layout` describes the parameters.
+    """
+    new = growing_layout(draft.state, axes, every)
+    if new is None:
+        return False
+    draft.refuse_in_fork("change the shape, or the order of the chunks: resize before you fork")
+    old = draft.state.require_layout()
+    # What has begun to grow has the chunks that it needs.
+    draft.annotate(auto=None)
+    if (new.chunks, new.blocks) == (old.chunks, old.blocks):
+        return False
+    draft.flush()
+    before = draft.reader()
+    special = special_of(_fill_item(draft, old), old.dtype)
+    is_filled = special is not None and bool((draft.frame.offsets == index.special_offset(special)).all())
+    rows = [np.full(n, -1) for n in new.grid_shape]
+    _reindex(draft, with_layout(draft.state, new), rows, fill=is_filled)
+    if not is_filled:
+        # Values that may be rounded already are not rounded again.
+        rewrite(draft, new, range(new.nchunks), lambda box: read_box(before, old, box), exact=True)
+    return True
 
 
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
@@ -108,6 +168,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
 
     Like `write`, this keeps chunks open in a transaction.
     """
+    choose_chunks(draft, [axis])
     old = draft.state.require_layout()
     length = old.shape[axis]
     extent = length + values.shape[axis]
@@ -143,6 +204,7 @@ def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
 
     This encodes open chunks first, and rewrites the chunks that do not move as a whole.
     """
+    choose_chunks(draft, [axis])
     length = draft.state.require_layout().shape[axis]
     before = slice(0, position, 1)
     added = slice(0, values.shape[axis], 1)

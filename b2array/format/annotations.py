@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 import msgpack
 import numpy as np
@@ -24,6 +24,7 @@ from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent
 from b2array.format.attributes import UNREADABLE
+from b2array.grid.chunking import Access
 
 __all__ = [
     "LAYER",
@@ -75,11 +76,12 @@ _FIELDS = {
     "kept": "kept",
     "floor": "floor",
     "takeovers": "takeovers",
+    "auto": "auto",
 }
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
 """The fields that are maps in the metalayer."""
-_MERGED = ("fill", "dims", "dtype", "group_commit", "deleted", "floor", "unknown")
+_MERGED = ("fill", "dims", "dtype", "group_commit", "deleted", "floor", "auto", "unknown")
 """The fields that writers change. `plan` sets the fields of the commit; some other fields have special rules."""
 _SIZES_CPARAMS = METADATA
 # Only the zeros among checksums can be compressed.
@@ -141,6 +143,9 @@ class Annotations:
         The ledger of kept states, packed by `b2array.format.kept`.
     floor : int, optional
         Files of chunks with lower numbers may have been deleted since their numbers were used (in object stores).
+    auto : str, optional
+        Chunks and blocks were chosen for so few items that the first growth chooses them anew: the word for the kind of
+        access for which it does, or "" for the default.
     takeovers : int
         The number of commits on top of a state by other software, which may have overwritten chunks of earlier states.
     foreign : bool
@@ -173,6 +178,7 @@ class Annotations:
     identity: bytes | None = None
     kept: bytes | None = None
     floor: int | None = None
+    auto: str | None = None
     takeovers: int = 0
 
     def is_member(self, group: str, path: str) -> bool:
@@ -221,6 +227,7 @@ class Annotations:
             identity=packed.get("identity") or None,
             kept=packed.get("kept") or None,
             floor=_number(get("floor")),
+            auto=_access(get("auto")),
             takeovers=_number(get("takeovers")) or 0,
         )
 
@@ -261,6 +268,11 @@ def _is_number(value: object, low: int) -> bool:
 def _number(value: Any) -> int | None:
     """Return a value if it is a number of at least 0."""
     return value if _is_number(value, 0) else None
+
+
+def _access(value: object) -> str | None:
+    """Return a word for a kind of access, or "" for the default."""
+    return value if isinstance(value, str) and value in ("", *get_args(Access)) else None
 
 
 def _lost(value: object, nchunks: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ used. A commit makes the next state from this one, without parsing the bytes tha
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -33,11 +33,13 @@ from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, MAX_OWN_LAYERS, Layers
 from b2array.grid import chunking
+from b2array.grid.chunking import Access
 from b2array.grid.layout import MAX_NDIM, Layout
 
 __all__ = [
     "State",
     "check_count",
+    "choose_layout",
     "copy_table",
     "count_sized_blocks",
     "cparams_to_note",
@@ -47,6 +49,7 @@ __all__ = [
     "parse",
     "reshape",
     "with_index",
+    "with_layout",
 ]
 
 _LARGE = 2**22
@@ -459,29 +462,55 @@ def reshape(state: State, shape: tuple[int, ...]) -> State:
     exception: python-blosc2 gives arrays without items chunks with an extent of 0; when such an array grows, new chunks
     and blocks are chosen. The number of dimensions and the extents of items that are arrays cannot change.
     """
-    described = state.frame
     layout = state.require_layout()
     if len(shape) != layout.ndim:
         raise ValueError(f"the new shape must have {layout.ndim} dimensions, not {len(shape)}: {shape}")
     if any(extent < 0 for extent in shape):
         raise ValueError(f"negative dimensions are not allowed: {shape}")
-    outer = layout.ndim - len(_declare_layout(described).dtype.shape)
+    outer = _count_outer(state)
     if shape[outer:] != layout.shape[outer:]:
         raise ValueError(f"the last {layout.ndim - outer} dimensions are those of the items, which cannot be resized")
-    chunks = layout.chunks
-    blocks = layout.blocks
-    if any(n and not (chunk and block) for n, chunk, block in zip(shape, chunks, blocks, strict=True)):
-        inner = shape[outer:]
-        itemsize = layout.itemsize * math.prod(inner)
-        # The array grows; otherwise it would already have chunks.
-        outer_chunks, outer_blocks = chunking.automatic(shape[:outer], itemsize, access="planes")
-        chunks = outer_chunks + inner
-        blocks = outer_blocks + inner
-    new = replace(layout, shape=shape, chunks=chunks, blocks=blocks)
-    if (chunks, blocks) != (layout.chunks, layout.blocks):
-        described = replace(described, chunksize=new.chunk_nbytes, blocksize=new.block_nbytes)
+    new = replace(layout, shape=shape) if _has_chunks(layout, shape) else choose_layout(state, shape)
+    return with_layout(state, new)
+
+
+def _has_chunks(layout: Layout, shape: tuple[int, ...]) -> bool:
+    axes = zip(shape, layout.chunks, layout.blocks, strict=True)
+    return all(chunk and block for n, chunk, block in axes if n)
+
+
+def _count_outer(state: State) -> int:
+    """Return the number of dimensions without the dimensions of items that are arrays."""
+    inner = _declare_layout(state.frame).dtype.shape
+    return state.require_layout().ndim - len(inner)
+
+
+def choose_layout(
+    state: State,
+    shape: tuple[int, ...],
+    access: Access | None = "planes",
+    chunks: Mapping[int, int] | None = None,
+) -> Layout:
+    """Return a layout of a shape, with chunks and blocks that are chosen anew; `chunks` has extents by axis."""
+    layout = state.require_layout()
+    outer = _count_outer(state)
+    inner = shape[outer:]
+    wanted: list[int | str] = ["auto"] * outer
+    for axis, length in (chunks or {}).items():
+        wanted[axis] = length
+    cut, within = chunking.automatic(shape[:outer], layout.itemsize, chunks=wanted, inner=inner, access=access)
+    return replace(layout, shape=shape, chunks=cut, blocks=within)
+
+
+def with_layout(state: State, new: Layout) -> State:
+    """Return a state with another shape, chunks or blocks; its index and the size of its data stay as they are."""
+    described = state.frame
+    layout = state.require_layout()
     check_count(new)
-    outers = tuple(part[:outer] for part in (shape, chunks, blocks))
+    if (new.chunks, new.blocks) != (layout.chunks, layout.blocks):
+        described = replace(described, chunksize=new.chunk_nbytes, blocksize=new.block_nbytes)
+    outer = _count_outer(state)
+    outers = tuple(part[:outer] for part in (new.shape, new.chunks, new.blocks))
     layers = []
     for name, raw in described.metalayers:
         content = b2nd.with_extents(raw, *outers) if name in GEOMETRIES else raw

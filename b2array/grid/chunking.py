@@ -16,7 +16,7 @@ import numpy as np
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid.layout import MAX_NDIM, grid_shape
 
-__all__ = ["Access", "automatic", "check_access"]
+__all__ = ["Access", "automatic", "check_access", "commit_length"]
 
 Access = Literal["balanced", "planes", "series", "boxes"]
 """The most common way of reading an array. "balanced" serves every direction."""
@@ -24,6 +24,8 @@ Access = Literal["balanced", "planes", "series", "boxes"]
 BLOCK_NBYTES = 64 * 2**10
 CHUNK_NBYTES = 8 * 2**20
 LEAST_CHUNK_NBYTES = 2 * 2**20
+LEAST_COMMIT_NBYTES = 2**18
+"""Smaller regular commits share a chunk, which each of them writes again. Larger ones do not share any."""
 FEW_CHUNKS = 32
 """The number of chunks of an array that grows along its first axis; other arrays have half as many."""
 FEW_PARTS = 16
@@ -141,6 +143,25 @@ def automatic(
     whole = _whole_chunk(chosen, counts, extents, chunk)
     _check(whole, chosen, size)
     return whole, chosen
+
+
+def commit_length(every: int, step_nbytes: int, usual: int) -> int:
+    """Return how many steps a chunk has if `every` steps are committed together, so that commits end where chunks end.
+
+    Large commits are cut into equal chunks, and chunks are made of several small commits. `usual` is the number of
+    steps in a chunk without regular commits, `step_nbytes` the size of a step in bytes.
+
+    Examples
+    --------
+    >>> commit_length(3000, 768, 2688), commit_length(10, 768, 2688), commit_length(10**5, 768, 2688)
+    (3000, 2690, 2500)
+    """
+    if every * step_nbytes < LEAST_COMMIT_NBYTES:
+        return every * max(1, round(usual / every))
+    least = max(1, round(every / usual))
+    # Without such a divisor, the last chunk of a commit is shorter, and the next commit writes it again.
+    counts = (count for count in range(least, 2 * least + 1) if every % count == 0)
+    return -(-every // next(counts, least))
 
 
 def _fill(fixed: _Partial, extents: _Shape) -> _Shape:
