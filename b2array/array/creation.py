@@ -126,10 +126,11 @@ def create(
         The extents, in items, of the chunks, which are stored as a whole, and of their blocks, which can be read
         separately: one entry per axis, one for all axes, or a mapping of axes to entries. An entry is a number of
         items, -1 or None for the whole axis, "auto", or the size of a chunk, such as "8MB".
-    access : {"balanced", "planes", "series", "boxes"}, optional
+    access : {"balanced", "planes", "series", "boxes", "samples"}, optional
         The kind of access for which chunks and blocks are chosen automatically: any direction; one or a few indices of
-        the first axis; the whole first axis at one point; or small boxes. The default is "balanced", but "planes" if an
-        axis has the extent 0, because a growing array is written step by step.
+        the first axis; the whole first axis at one point; small boxes; or a random index of the first axis. The default
+        is "balanced", but "planes" if an axis has the extent 0, because a growing array is written step by step, and
+        "samples" for sets of pictures of 8 bits.
     fill_value : scalar, default 0
         The value of items that were never written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional

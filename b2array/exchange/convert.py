@@ -121,7 +121,7 @@ def convert(
         "netcdf3" (a source only) or "blp".
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have chunks and blocks.
-    access : {"balanced", "planes", "series", "boxes"}, optional
+    access : {"balanced", "planes", "series", "boxes", "samples"}, optional
         Choose new chunks and blocks for keys of this kind; see `create`.
     cparams : CParams, optional
         The compression: all parameters in ``.b2nd``, and in HDF5 with the `compression` of Blosc; codec, level and

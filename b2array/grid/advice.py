@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from b2array.grid.chunking import Access, automatic
+from b2array.grid.chunking import Access, automatic, usual_access
 from b2array.grid.layout import Layout
 
 __all__ = ["advice", "count_decoded_nbytes"]
@@ -18,7 +18,7 @@ __all__ = ["advice", "count_decoded_nbytes"]
 _MUCH = 8
 """The factor by which another kind of access must decode less, for a key to be served badly."""
 _UNBALANCED = 4
-"""The same factor for the usual keys of an array, compared with balanced shapes."""
+"""The same factor for the usual keys of an array, compared with the shapes of new arrays."""
 _LEAST_NBYTES = 2 * 2**20
 """The minimum number of decoded bytes for advice: smaller reads take only a few milliseconds."""
 
@@ -90,16 +90,17 @@ def _other(layout: Layout, access: Access) -> Layout:
 
 
 def _of_array(layout: Layout) -> str:
-    balanced = _other(layout, "balanced")
+    word = usual_access(layout.shape, layout.itemsize)
+    usual = _other(layout, word)
     listed = []
     for name, positions in _usual_keys(layout.shape):
         own = count_decoded_nbytes(layout, positions)
-        ratio = own / count_decoded_nbytes(balanced, positions)
+        ratio = own / count_decoded_nbytes(usual, positions)
         if own >= _LEAST_NBYTES and ratio >= _UNBALANCED:
             listed.append(f"{name} ({ratio:.0f} times)")
     if not listed:
         return ""
-    return f'access="balanced" would decode less for {", ".join(listed)}'
+    return f'access="{word}" would decode less for {", ".join(listed)}'
 
 
 def _usual_keys(shape: Sequence[int]) -> Iterator[tuple[str, list[slice]]]:

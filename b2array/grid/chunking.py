@@ -16,9 +16,9 @@ import numpy as np
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid.layout import MAX_NDIM, grid_shape
 
-__all__ = ["Access", "automatic", "check_access", "commit_length"]
+__all__ = ["Access", "automatic", "check_access", "commit_length", "usual_access"]
 
-Access = Literal["balanced", "planes", "series", "boxes"]
+Access = Literal["balanced", "planes", "series", "boxes", "samples"]
 """The most common way of reading an array. "balanced" serves every direction."""
 
 BLOCK_NBYTES = 64 * 2**10
@@ -36,6 +36,15 @@ STRETCH = 4
 KEPT_WHOLE = 16
 GROWING = 1024
 """The extent that an empty axis is expected to reach."""
+SAMPLE_NBYTES = 2**9, 2**20
+"""The size of an item of the first axis, such as a picture or a text, if the array is a set of samples."""
+SMALL_BLOCK_NBYTES = 2**14
+"""Blocks of very small samples have this size: a random sample decodes the whole block."""
+SAMPLES_IN_BLOCK = 4
+WHOLE_SAMPLE_NBYTES = 2**18
+"""Larger samples are cut into several blocks."""
+MANY_SAMPLES = 64
+"""An array is a set of samples if its first axis is this many times as long as all others, or if it has colours."""
 SHORT = 4
 """Automatic blocks span trailing axes of at most this many items, such as colours or vectors."""
 
@@ -70,12 +79,15 @@ def automatic(
         such as "8MB", or the lengths of all parts, as in dask.
     inner : sequence of int, optional
         Extents of the axes within an item, which chunks and blocks always span.
-    access : {"balanced", "planes", "series", "boxes"}, optional
+    access : {"balanced", "planes", "series", "boxes", "samples"}, optional
         The reads for which unspecified extents are chosen. "balanced": reads in every direction, with blocks of 128 to
         256 KiB; longer axes are cut into more blocks. "planes": one index, or a few, of the first axis, with blocks of
         64 KiB that are thin along this axis. "series": the whole first axis at one position, with blocks that are long
-        along this axis. "boxes": boxes anywhere, with blocks of 64 KiB that are equally long along all axes. By default
-        "balanced", but "planes" if an axis has the extent 0, because a growing array is written step by step.
+        along this axis. "boxes": boxes anywhere, with blocks of 64 KiB that are equally long along all axes.
+        "samples": a random index of the first axis, with blocks of a few whole samples. By default "balanced", but
+        "planes" if an axis has the extent 0, because a growing array is written step by step, and "samples" for
+        pictures: items of one byte, a first axis that is much longer than the others or an axis of colours, and 512
+        bytes to 1 MiB for each index of the first axis.
 
     Returns
     -------
@@ -99,6 +111,8 @@ def automatic(
     ((365, 360, 16), (365, 10, 16))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
     ((1, 720, 1440), (1, 180, 288))
+    >>> automatic((24000, 3, 64, 64), 1)
+    ((672, 3, 64, 64), (4, 3, 64, 64))
     """
     outer = tuple(as_int(n) for n in shape)
     extents = outer + tuple(inner)
@@ -107,11 +121,11 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)  # empty text items have a size of 0 bytes
-    grows = 0 in outer
-    word = check_access(access) or ("planes" if grows else "balanced")
+    word = check_access(access) or usual_access(extents, size)
+    by_first = word in ("planes", "samples")
 
     nitems = math.prod(n or GROWING for n in extents)
-    nchunks = FEW_CHUNKS if word == "planes" else FEW_CHUNKS // 2
+    nchunks = FEW_CHUNKS if by_first else FEW_CHUNKS // 2
     share = nitems * size // nchunks
     usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
     chunk, chunk_nbytes = _resolve("chunks", chunks, outer, usual)
@@ -122,7 +136,9 @@ def automatic(
     block += tuple(inner)
     exact = tuple(length is not None for length in chunk)
 
-    if word == "planes":
+    if word == "samples":
+        chosen = _sample_block(within, size, block_nbytes or None, chunk_nbytes, block, exact)
+    elif word == "planes":
         target = min(block_nbytes or BLOCK_NBYTES, chunk_nbytes)
         chosen = _thin_block(within, target / size, block, exact)
     else:
@@ -136,7 +152,7 @@ def automatic(
     spanned = tuple(grid[axis] if is_exact else None for axis, is_exact in enumerate(exact))
     block_size = math.prod(chosen) * size
     nblocks = chunk_nbytes / block_size
-    if word == "planes":
+    if by_first:
         counts = _divide(grid, nblocks, spanned)
     else:
         counts = _counts(grid, nblocks, spanned, word)
@@ -182,6 +198,19 @@ def _whole_chunk(block: _Shape, counts: _Shape, extents: _Shape, fixed: _Partial
         end = min(multiple, extent or multiple)
         chunk.append(max(length, end))
     return tuple(chunk)
+
+
+def usual_access(shape: Sequence[int], itemsize: int) -> Access:
+    """Return the kind of access that an array serves by default.
+
+    Examples
+    --------
+    >>> usual_access((24000, 3, 64, 64), 1), usual_access((24000, 3, 64, 64), 4), usual_access((0, 500), 4)
+    ('samples', 'balanced', 'planes')
+    """
+    if _has_pictures(shape, itemsize):
+        return "samples"
+    return "planes" if 0 in shape else "balanced"
 
 
 def check_access(word: Any) -> Access | None:
@@ -625,6 +654,48 @@ def _thin_block(
         left = max(1.0, left / block[axis])
     block[first] = _near(extents[first], left, exact=exact[first])
     return tuple(block)
+
+
+def _has_pictures(extents: Sequence[int], itemsize: int) -> bool:
+    """Return whether an array is probably a set of pictures, whose first axis counts them.
+
+    Time series of maps have the same form, but items of several bytes. Reading them along time would suffer.
+    """
+    if itemsize != 1 or len(extents) < 3:
+        return False
+    count, *sides = extents
+    least, most = SAMPLE_NBYTES
+    if not least <= math.prod(sides) <= most:
+        return False
+    has_colours = any(1 < n <= SHORT for n in sides)
+    longest = max(sides)
+    return (count or GROWING) >= (longest if has_colours else MANY_SAMPLES * longest)
+
+
+def _sample_block(
+    extents: _Shape,
+    itemsize: int,
+    nbytes: int | None,
+    chunk_nbytes: int,
+    fixed: _Partial,
+    exact: Sequence[bool],
+) -> _Shape:
+    """Choose a shape of blocks with a few whole samples, which are the indices of the first axis.
+
+    Samples that are too large for a block are cut. `nbytes` is the size of a block that the user chose.
+    """
+    if not extents or fixed[0] is not None:
+        target = min(nbytes or BLOCK_NBYTES, chunk_nbytes)
+        return _thin_block(extents, target / itemsize, fixed, exact)
+    expected = tuple(n or GROWING for n in extents)
+    sample = _fill(fixed[1:], expected[1:])
+    sample_nbytes = math.prod(sample) * itemsize
+    several = max(SMALL_BLOCK_NBYTES, min(SAMPLES_IN_BLOCK * sample_nbytes, BLOCK_NBYTES))
+    target = min(nbytes or several, chunk_nbytes)
+    if sample_nbytes > max(target, WHOLE_SAMPLE_NBYTES):
+        return _thin_block(extents, target / itemsize, (1, *fixed[1:]), exact)
+    count = max(1.0, target // sample_nbytes)
+    return _near(extents[0], count, exact=exact[0]), *sample
 
 
 def _divide(extents: _Shape, target: float, fixed: _Partial) -> _Shape:

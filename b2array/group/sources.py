@@ -66,7 +66,7 @@ def copy(
         The conversions to allow; see `numpy.can_cast`.
     chunks, blocks : int, str, sequence or mapping, optional
         The extents of the copy, in items, as for `create`; by default the extents of `src`.
-    access : {"balanced", "planes", "series", "boxes"}, optional
+    access : {"balanced", "planes", "series", "boxes", "samples"}, optional
         Choose chunks and blocks for keys of this kind; see `create`.
     cparams : CParams, optional
         The compression of the copy; by default the compression of `src`.

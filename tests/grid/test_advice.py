@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array.grid.advice import advice, count_decoded_nbytes
-from b2array.grid.chunking import automatic
+from b2array.grid.chunking import Access, automatic
 from b2array.grid.layout import Layout
 
 
@@ -68,3 +68,22 @@ def test_keys_that_an_array_serves_badly_are_listed() -> None:
 def test_small_reads_and_empty_arrays_need_no_advice() -> None:
     assert advice(layout_of((10, 10), (10, 10), (10, 10)), (slice(0, 1), slice(0, 10))) == ""
     assert advice(layout_of((0, 10), (1, 10), (1, 10)), (slice(0, 0), slice(0, 10))) == ""
+
+
+def test_a_random_sample_is_told_what_would_serve_it() -> None:
+    shape = (6000, 3, 64, 64)
+    key = (slice(7, 8), *(slice(0, n) for n in shape[1:]))
+    balanced = layout_of(shape, *automatic(shape, 4))
+    assert advice(balanced, key).startswith('access="samples" would decode ')
+    assert advice(layout_of(shape, *automatic(shape, 4, access="samples")), key) == ""
+
+
+def test_pictures_that_are_cut_are_told_so() -> None:
+    shape = (24_000, 3, 64, 64)
+
+    def pictures(access: Access | None) -> Layout:
+        return Layout(shape, *automatic(shape, 1, access=access), np.dtype("u1"), "|u1")
+
+    whole = [slice(0, n) for n in shape]
+    assert advice(pictures("balanced"), whole).startswith('access="samples" would decode less for a[i, :, :, :] (')
+    assert advice(pictures(None), whole) == ""

@@ -194,7 +194,7 @@ itemsizes = st.one_of(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 8 * KIB)
 @example([3] * 16, 4)
 @example([1, 1, 10**9], 8)
 def test_automatic_chunks_and_blocks_have_sizes_that_suit(shape, itemsize):
-    chunks, blocks = automatic(shape, itemsize)
+    chunks, blocks = automatic(shape, itemsize, access="balanced")
     assert len(chunks) == len(blocks) == len(shape)
     assert all(1 <= b <= c <= n for b, c, n in zip(blocks, chunks, shape, strict=True))
     assert all(c % b == 0 or c == n for b, c, n in zip(blocks, chunks, shape, strict=True))
@@ -207,6 +207,18 @@ def test_automatic_chunks_and_blocks_have_sizes_that_suit(shape, itemsize):
     assert chunk <= 3 * usual
     if nbytes >= 8 * MIB:
         assert chunk >= 3 / 8 * usual
+
+
+@settings(max_examples=examples(500), deadline=None)
+@given(some_shapes, itemsizes)
+@example([2**62], 8)
+@example([2] * 16, 1)
+def test_shapes_for_samples_have_sizes_that_suit(shape, itemsize):
+    chunks, blocks = automatic(shape, itemsize, access="samples")
+    assert all(1 <= b <= c <= n for b, c, n in zip(blocks, chunks, shape, strict=True))
+    assert all(c % b == 0 or c == n for b, c, n in zip(blocks, chunks, shape, strict=True))
+    assert math.prod(blocks) * itemsize <= MIB
+    assert whole_parts(chunks, blocks) * itemsize <= 24 * MIB
 
 
 @given(some_shapes, itemsizes)
@@ -286,6 +298,60 @@ def test_colours_stay_together():
     assert automatic((1000, 1000, 4), 1)[1][-1] == 4
 
 
+SAMPLES = [
+    ((24_000, 3, 64, 64), "u1"),
+    ((50_000, 224, 224, 3), "u1"),
+    ((60_000, 28, 28), "u1"),
+    ((100_000, 768), "f4"),
+    ((10**6, 512), "u2"),
+    ((0, 3, 64, 64), "f4"),
+    ((3000, 512, 512, 3), "u1"),
+    ((900, 2000, 1000), "f4"),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), SAMPLES)
+def test_a_random_sample_decodes_little_more_than_itself(shape, dtype):
+    itemsize = np.dtype(dtype).itemsize
+    chunks, blocks = automatic(shape, itemsize, access="samples")
+    sample_nbytes = math.prod(shape[1:]) * itemsize
+    touched = math.prod(-(-n // block) for n, block in zip(shape[1:], blocks[1:], strict=True))
+    decoded = touched * math.prod(blocks) * itemsize
+    assert decoded <= max(2**14, 1.2 * 4 * sample_nbytes)
+    if sample_nbytes > 2**16:
+        assert decoded <= 1.2 * sample_nbytes
+    assert 2**20 <= math.prod(chunks) * itemsize <= 11 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "is_set"),
+    [
+        ((24_000, 3, 64, 64), 1, True),
+        ((60_000, 28, 28), 1, True),
+        ((600, 240, 320, 3), 1, True),
+        ((0, 240, 320, 3), 1, True),
+        # Maps along time, volumes, tables and large pictures are read in other directions as well.
+        ((24_000, 3, 64, 64), 4, False),
+        ((87_600, 60, 60), 4, False),
+        ((400, 512, 512), 1, False),
+        ((10**6, 512), 1, False),
+        ((12, 700, 700, 3), 1, False),
+    ],
+)
+def test_sets_of_pictures_are_found(shape, itemsize, is_set):
+    samples = automatic(shape, itemsize, access="samples")
+    assert (automatic(shape, itemsize) == samples) is is_set
+
+
+def test_samples_have_the_blocks_of_the_user():
+    assert automatic((5000, 3, 64, 64), 1, access="samples", blocks="100 KiB")[1] == (8, 3, 64, 64)
+    chunks, blocks = automatic((5000, 3, 64, 64), 1, access="samples", chunks=(10, -1, 32, 32))
+    assert chunks == (10, 3, 32, 32)
+    assert blocks[1:] == (3, 32, 32)
+    assert automatic((5000,), 4, access="samples", blocks=(7,))[1] == (7,)
+    assert automatic((), 4, access="samples") == ((), ())
+
+
 def test_automatic_is_the_same_everywhere():
     assert automatic((), 8) == ((), ())
     assert automatic((10,), 8) == ((10,), (10,))
@@ -314,7 +380,9 @@ def test_thin_shapes_are_the_same_everywhere():
 
 
 def test_an_unknown_kind_of_access_is_refused():
-    with pytest.raises(ValueError, match="access must be one of 'balanced', 'planes', 'series', 'boxes', not 'time'"):
+    with pytest.raises(
+        ValueError, match="access must be one of 'balanced', 'planes', 'series', 'boxes', 'samples', not 'time'"
+    ):
         automatic((10, 10), 8, access="time")
 
 
