@@ -11,7 +11,8 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from types import ModuleType
 from typing import Any, ForwardRef, NoReturn, TypeVar, cast
 
@@ -167,7 +168,22 @@ def _hint(name: str, names: Collection[str]) -> str:
     needed, sentence = _NEIGHBOURS.get(name, ("", ""))
     if needed in names:
         return f": {sentence.format(name=name)}"
-    close = difflib.get_close_matches(name, names, 1)
+    return nearest(name, names)
+
+
+_MOST_NAMES = 10_000
+"""The maximum number of names to compare, which takes tenths of a second."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message for a name that does not exist: a question with the most similar name, or "".
+
+    Examples
+    --------
+    >>> nearest("tiem", ["depth", "time"]), nearest("x", ["time"])
+    (". Did you mean 'time'?", '')
+    """
+    close = difflib.get_close_matches(name, islice(names, _MOST_NAMES), 1)
     return f". Did you mean {close[0]!r}?" if close else ""
 
 

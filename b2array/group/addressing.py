@@ -34,6 +34,7 @@ from b2array.group.listed import ListedGroup, group_at
 from b2array.group.making import make_member
 from b2array.group.tables import Table, is_table
 from b2array.group.unpacked import is_changeable_archive
+from b2array.keywords import nearest
 from b2array.store.base import Head, Store
 from b2array.store.open import address_of, cut, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
@@ -458,7 +459,9 @@ def _get_member(group: Group, name: str) -> Any:
         names = [*group]
         listed = ", ".join(names[:_LISTED]) or "no members"
         more = ", ..." if len(names) > _LISTED else ""
-        raise FileNotFoundError(f"{group.url} has no member {name!r}; it has {listed}{more}") from None
+        raise FileNotFoundError(
+            f"{group.url} has no member {name!r}; it has {listed}{more}{nearest(name, group._list_names())}"
+        ) from None
 
 
 def open_listed_member(

@@ -46,7 +46,7 @@ from b2array.group.restoring import restore
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table, refuse_parts
 from b2array.group.tree import Names, Tree
-from b2array.keywords import refuse_calls, spell_out
+from b2array.keywords import nearest, refuse_calls, spell_out
 from b2array.printable import printable
 from b2array.store.base import attempts
 from b2array.store.open import address_of, cut, open_store
@@ -439,6 +439,8 @@ class Group(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Open an array, a super-chunk or a group; a table or objects of python-blosc2 as `Table` or `Items`.
 
+        If this handle knows no such member, it looks once for changes of other writers, as `refresh` does.
+
         Raises
         ------
         KeyError
@@ -461,8 +463,11 @@ class Group(MutableMapping[str, Any]):
         prefix = f"{full}/"
         return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
-    def _locate(self, name: str) -> tuple[str, str | None]:
-        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither."""
+    def _locate(self, name: str, *, looked_again: bool = False) -> tuple[str, str | None]:
+        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither.
+
+        Before the error, this lists the members again, except in a transaction.
+        """
         try:
             name = check_name(name)
         except ValueError as error:
@@ -473,7 +478,11 @@ class Group(MutableMapping[str, Any]):
             return full, members[full]
         if members.is_group(full):
             return full, None
-        raise KeyError(f"{name!r}: {self.url} has no such member")
+        if not isinstance(self._home, Changes) and not looked_again:
+            # Another handle may have made the member since this one listed the group.
+            self._home.refresh()
+            return self._locate(name, looked_again=True)
+        raise KeyError(f"{name!r}: {self.url} has no such member{nearest(name, self._list_names())}")
 
     def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
         """Read selections of several members at once, as `b2array.read_many` does.
