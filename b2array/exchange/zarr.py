@@ -384,9 +384,10 @@ def _building(
             if kind == "hierarchy":
                 group("", {})
             yield Building(put, group)
-        for outer in outers:
-            around, _ = _place(outer, settings.storage_options)
-            zarr.open_group(around, mode="a", zarr_format=number, storage_options=options)
+            if kind == "hierarchy":
+                _consolidate(group("", {}))
+        if member:
+            _list_member(container, member, outers, number, settings.storage_options)
     except BaseException:
         if beside is None and not there:
             # Report the first error instead of the failure to clean up.
@@ -408,6 +409,28 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
         elif not isinstance(node, _zarr().Group):
             raise ValueError(f"{redact_url(outer)} is an array, not a group")
     return missing
+
+
+def _consolidate(group: Any) -> None:
+    """Write the metadata of all members into a group, so that readers open it with one request, as xarray expects."""
+    with warnings.catch_warnings():
+        # Zarr warns that the specification of version 3 does not describe this yet; its libraries do it all the same.
+        warnings.simplefilter("ignore")
+        _zarr().consolidate_metadata(group.store, path=group.path, zarr_format=group.metadata.zarr_format)
+
+
+def _list_member(container: str, member: str, missing: Iterable[str], number: int, storage_options: Storage) -> None:
+    """Make the missing groups around a new member, and consolidate the others again that are consolidated."""
+    for outer in missing:
+        place, options = _place(outer, storage_options)
+        _zarr().open_group(place, mode="a", zarr_format=number, storage_options=options)
+    around = accumulate(member.split("/")[:-1], "{}/{}".format, initial=container.rstrip("/"))
+    for outer in [*around][::-1]:
+        place, options = _place(outer, storage_options)
+        group = _zarr().open_group(place, mode="r+", storage_options=options)
+        if group.metadata.consolidated_metadata is not None:
+            # Otherwise readers would not find the member.
+            _consolidate(_zarr().open_group(place, mode="r+", storage_options=options, use_consolidated=False))
 
 
 @contextmanager

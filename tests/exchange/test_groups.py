@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import warnings
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from damage import flip
 from damage import place as place_of
@@ -670,3 +672,27 @@ def test_embedding_stores_of_python_blosc2_are_groups_to_read(tmp_path: Path, ta
     with pytest.raises(ReadOnlyError, match=r"x\.b2e: stores of python-blosc2 in one frame can only be read"):
         b2array.convert(tmp_path / target, tmp_path / "x.b2e")
     assert describe(str(tmp_path / "s.b2e"), None).typed["arrays"] == ["a"]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_hierarchies_of_zarr_are_consolidated(tmp_path, number):
+    target = str(tmp_path / "g.zarr")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        xr.Dataset({"t": ("x", [1.5, 2.5])}, attrs={"title": "rain"}).b2array.to_b2array(tmp_path / "g.b2d")
+        b2array.convert(tmp_path / "g.b2d", target, zarr_format=number)
+        with xr.open_zarr(target) as ds:
+            assert (ds.t.values.tolist(), ds.title) == ([1.5, 2.5], "rain")
+    assert zarr.open_group(target, mode="r").metadata.consolidated_metadata is not None
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_member_that_is_added_to_a_consolidated_hierarchy_is_found(tmp_path, number):
+    target = str(tmp_path / "g.zarr")
+    b2array.open_group(tmp_path / "g.b2d", "w")["t"] = [1.5]
+    b2array.convert(tmp_path / "g.b2d", target, zarr_format=number)
+    b2array.save(tmp_path / "x.b2nd", [1, 2])
+    b2array.convert(tmp_path / "x.b2nd", f"{target}/deep/er/x", zarr_format=number)
+    assert zarr.open_group(target, mode="r")["deep/er/x"][:].tolist() == [1, 2]
+    b2array.convert(target, tmp_path / "back.b2d")
+    assert b2array.open_group(tmp_path / "back.b2d")["deep/er/x"][:].tolist() == [1, 2]
