@@ -179,10 +179,10 @@ def __getattr__(name: str) -> _typing.Any:
     elif name in _LAZY:
         module = _importlib.import_module(f"{__name__}.{_LAZY[name]}")
         value = module if name == _LAZY[name] else getattr(module, name)
-    elif name == "group":
-        raise AttributeError("b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        neighbours = _importlib.import_module("b2array.neighbours")
+        hint = neighbours.hint(name, neighbours.MODULE)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name)
     globals()[name] = value
     return value
 

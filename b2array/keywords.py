@@ -29,6 +29,9 @@ _STORAGE = "write storage_options={{{name!r}: ...}}"
 _GROWS = "every array can grow, see resize and append"
 _MODE = "overwrite=True replaces an array that is there; b2array.open takes modes"
 
+_NEEDLESS = ("", "leave it out, because commits are atomic, and chunks of the fill value take no space")
+_FILES = "layout='sparse' stores a directory with a file for each chunk"
+
 _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("anon", "account_key", "account_name", "client_kwargs", "endpoint_url", "key", "profile", "secret", "token"),
@@ -51,7 +54,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(("file", "filename", "fname", "path", "urlpath", "store"), ("url", _PLACE)),
     **dict.fromkeys(("dim_names", "dimension_names"), ("dims", "write dims=")),
-    **dict.fromkeys(("attributes", "vlmeta"), ("attrs", "write attrs=")),
+    **dict.fromkeys(("attributes", "vlmeta"), ("attrs", "write attrs=, as in attrs={{'title': 'ERA5'}}")),
     **dict.fromkeys(("chunk_shape", "chunkshape"), ("chunks", "write chunks=")),
     **dict.fromkeys(("block_shape", "blockshape"), ("blocks", "write blocks=")),
     **dict.fromkeys(("maxshape", "resizable"), ("chunks", _GROWS)),
@@ -63,9 +66,21 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "name": ("url", _PLACE),
     **dict.fromkeys(("filesystem", "fs", "storage_options"), ("dst_options", _TWO_STORES)),
     "order": ("chunks", "items are stored in C order"),
+    **dict.fromkeys(("zarr_format", "zarr_version"), ("", "arrays are stored in the format of Blosc2")),
+    **dict.fromkeys(("cache_attrs", "cache_metadata", "chunk_store", "synchronizer", "write_empty_chunks"), _NEEDLESS),
+    **dict.fromkeys(("consolidated", "use_consolidated"), ("", "the manifest of a group is always consolidated")),
+    **dict.fromkeys(
+        ("chunk_key_encoding", "dimension_separator"),
+        ("", "layout='sparse' stores a directory with a file for each chunk"),
+    ),
+    "object_codec": ("", "arrays of objects cannot be stored: use text, bytes, records, or two arrays for ragged rows"),
+    "serializer": ("cparams", _COMPRESSION),
+    "swmr": ("", "readers and writers need no mode: every commit is complete for readers"),
+    "libver": ("", "there is one version of the format"),
     "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
 }
-"""The names of arguments in other libraries: for each, the keyword that the function must have, and a suggestion."""
+"""The names of arguments in other libraries: for each, the keyword that the function must have, and a suggestion. Some
+suggestions, with "" in place of the keyword, fit all functions."""
 
 
 def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
@@ -166,7 +181,7 @@ def _is_dtype(value: Any) -> bool:
 
 def _hint(name: str, names: Collection[str]) -> str:
     needed, sentence = _NEIGHBOURS.get(name, ("", ""))
-    if needed in names:
+    if sentence and (not needed or needed in names):
         return f": {sentence.format(name=name)}"
     return nearest(name, names)
 

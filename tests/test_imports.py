@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "b2array"
 
-GROUND = ("accessors", "buffers", "config", "errors", "keywords", "printable", "progress")
+GROUND = ("accessors", "buffers", "config", "errors", "keywords", "neighbours", "printable", "progress")
 FACES = ("__init__", "__main__")
 
 # What each package may import besides the ground and itself. The public faces and the tools may import everything.

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
 
 import b2array
-from b2array import config
+from b2array import config, neighbours
 from b2array.errors import ConflictError, FormatError, UnsupportedError, warn
 
 X = np.arange(100.0)
@@ -347,3 +348,64 @@ def test_a_file_that_was_renamed_is_a_conflict_for_its_handle(tmp_path: Path) ->
     with pytest.raises(ConflictError, match="deleted or moved"):
         array[3] = 1.0
     assert b2array.open(tmp_path / "b.b2nd")[3] == 3
+
+
+# Names of other libraries.
+
+
+def test_names_of_zarr_lead_to_the_names_of_b2array(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    array = group.create_array("z", (4, 4), "f4")
+    # The package `group` hides its hint once it is imported.
+    functions = {name: hint for name, hint in neighbours.MODULE.items() if name != "group"}
+    tables = [(b2array, functions), (array, neighbours.ARRAY), (group, neighbours.GROUP)]
+    for owner, table in [*tables, (group.attrs, neighbours.ATTRS), (array.attrs, neighbours.ATTRS)]:
+        for name, hint in table.items():
+            with pytest.raises(AttributeError, match=f"has no attribute '{name}': {re.escape(hint)}$"):
+                getattr(owner, name)
+    assert not hasattr(group.attrs, "__array__")
+    assert not hasattr(array.attrs, "other")
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda url: b2array.open_group(url, "w", attributes={"a": 1}), r"attrs=\{'title'"),
+        (lambda url: b2array.zeros(3, zarr_format=3), "the format of Blosc2"),
+        (lambda url: b2array.open(url, "r+", synchronizer=1), "commits are atomic"),
+        (lambda url: b2array.zeros(3, url=url, dimension_separator="/"), "layout='sparse'"),
+        (lambda url: b2array.open_group(url, use_consolidated=True), "always consolidated"),
+        (lambda url: b2array.open(fsspec.get_mapper("memory://m")), r"found FSMap: .*b2array\.open\(mapper\.root, fs="),
+        (lambda url: b2array.zeros(3, url=fsspec.get_mapper("memory://m")), "found FSMap"),
+        (lambda url: b2array.open_group({}, "w"), "found dict"),
+    ],
+)
+def test_arguments_of_zarr_get_a_hint(tmp_path: Path, call: Callable[[str], object], hint: str) -> None:
+    with pytest.raises(TypeError, match=hint):
+        call(str(tmp_path / "x.b2d"))
+
+
+def test_a_new_group_takes_attributes(tmp_path: Path) -> None:
+    for mode in ("w-", "w", "w"):
+        assert dict(b2array.open_group(tmp_path / "g.b2d", mode, attrs={"title": mode}).attrs) == {"title": mode}
+    with pytest.raises(ValueError, match="attrs are for a new group, not for mode 'a'"):
+        b2array.open_group(tmp_path / "g.b2d", "a", attrs={"title": "a"})
+    assert b2array.open_group(tmp_path / "g.b2d").attrs["title"] == "w"
+
+
+def test_a_hierarchy_of_zarr_is_named(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    zarr.open_group(str(tmp_path / "x.zarr"), mode="w")
+    for verb in (b2array.open, b2array.open_group):
+        with pytest.raises(FileNotFoundError, match=r"is a directory of Zarr, .*; b2array\.convert copies it"):
+            verb(tmp_path / "x.zarr")
+
+
+def test_stored_chunks_are_counted() -> None:
+    a = b2array.zeros((40, 6), chunks=(10, 6))
+    assert a.nchunks_initialized == 0
+    a[15:25] = 1
+    a[35] = 0
+    assert (a.nchunks, a.nchunks_initialized) == (4, 2)
+    a[...] = 3.5
+    assert a.nchunks_initialized == 4

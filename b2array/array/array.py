@@ -231,7 +231,8 @@ class View(Viewable):
         return self._fixed
 
     def __repr__(self) -> str:
-        return f"<b2array.View of {printable(self._handle.url)} shape={self.shape} dtype={self.dtype}>"
+        remark = NDArray(self._handle)._remark()
+        return f"<b2array.View of {printable(self._handle.url)} shape={self.shape} dtype={self.dtype}{remark}>"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return *super().__dask_tokenize__(), self._fixed
@@ -290,8 +291,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
 
     def __repr__(self) -> str:
         where = printable(self.url)
-        pending = ", in a transaction" if self.in_transaction else ""
-        return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{pending}>"
+        return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{self._remark()}>"
 
     def fork(self) -> Self:
         """Return a handle for a worker, whose writes can become part of the transaction under way.
@@ -375,8 +375,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         Returns
         -------
         list of tuple of slice
-            Boxes of whole chunks that were written between the two states. They do not overlap. If the shapes differ,
-            the boxes also cover the added or removed part.
+            Boxes of whole chunks that were written between the two states. They do not overlap, and print as keys. If
+            the shapes differ, the boxes also cover the added or removed part.
 
         Raises
         ------
@@ -393,7 +393,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         >>> a.snapshot("start")
         >>> a[3, :2] = 1
         >>> a.diff("start")
-        [(slice(2, 4, None), slice(0, 3, None))]
+        [2:4, 0:3]
         """
         return snapshots.differences(self._handle, at, then)
 

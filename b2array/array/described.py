@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
@@ -9,11 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from b2array import neighbours
 from b2array.array import snapshots
 from b2array.array.constant import constant
 from b2array.array.drafts import check_dims
 from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
+from b2array.commit.changes import LOWEST_CODE
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
@@ -25,6 +28,7 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_e
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
 from b2array.frame.snapshot import ledger_in
+from b2array.printable import printable
 from b2array.store.memory import MemoryStore
 
 __all__ = ["Attributes", "Described", "Opened"]
@@ -60,6 +64,13 @@ class Opened:
     def in_transaction(self) -> bool:
         """Whether changes wait for the end of a transaction."""
         return self._handle.in_transaction
+
+    def _remark(self) -> str:
+        """Return the end of the repr: that a transaction is under way, or which snapshot this is."""
+        if self.in_transaction:
+            return ", in a transaction"
+        name = self._handle.snapshot.shown_at
+        return f", at the snapshot {printable(repr(name))}" if name else ""
 
     @property
     def generation(self) -> str:
@@ -261,8 +272,8 @@ class Described(Opened, Readable):
 
     @property
     def cratio(self) -> float:
-        """The compression ratio: `nbytes` divided by `cbytes`; 0.0 if nothing is stored."""
-        return self.nbytes / self.cbytes if self.cbytes else 0.0
+        """The compression ratio: `nbytes` divided by `cbytes`; infinite if nothing is stored."""
+        return self.nbytes / self.cbytes if self.cbytes else math.inf
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
@@ -273,6 +284,20 @@ class Described(Opened, Readable):
     def nchunks(self) -> int:
         """The number of chunks."""
         return self._layout.nchunks
+
+    @property
+    def nchunks_initialized(self) -> int:
+        """The number of chunks that are stored. The others have only one value, which the index names.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros(40, chunks=10)
+        >>> a[15] = 1
+        >>> a.nchunks, a.nchunks_initialized
+        (4, 1)
+        """
+        return int(np.count_nonzero(self._handle.frame.offsets >= LOWEST_CODE))
 
     @property
     def fill_value(self) -> Any:
@@ -359,9 +384,9 @@ class Described(Opened, Readable):
         return rows, attrs
 
     def _snapshot_rows(self) -> dict[str, str]:
-        at = self._handle.snapshot.at
-        if at is not None:
-            return {"snapshot": at.name}
+        name = self._handle.snapshot.shown_at
+        if name:
+            return {"snapshot": name}
         try:
             names = ledger_in(self._handle.snapshot).names
         except (FormatError, UnsupportedError) as error:
@@ -392,6 +417,11 @@ class Attributes(MutableMapping[str, Any]):
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an AttributeError, with a hint if the name is from another library."""
+        hint = neighbours.hint(name, neighbours.ATTRS)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __getitem__(self, name: str) -> Any:
         try:

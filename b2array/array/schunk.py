@@ -5,6 +5,7 @@ Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format".
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,8 +88,8 @@ class SChunk(Opened):
 
     @property
     def cratio(self) -> float:
-        """Uncompressed size over compressed size."""
-        return self.nbytes / self.cbytes if self.cbytes else 0.0
+        """Uncompressed size over compressed size; infinite if nothing is stored."""
+        return self.nbytes / self.cbytes if self.cbytes else math.inf
 
     @property
     def typesize(self) -> int:
@@ -115,8 +116,7 @@ class SChunk(Opened):
 
     def __repr__(self) -> str:
         chunks = count_text(self.nchunks, "chunk")
-        pending = ", in a transaction" if self.in_transaction else ""
-        return f"<b2array.SChunk {printable(self.url)}: {chunks}, {self.nbytes} bytes{pending}>"
+        return f"<b2array.SChunk {printable(self.url)}: {chunks}, {self.nbytes} bytes{self._remark()}>"
 
     # Reading.
 

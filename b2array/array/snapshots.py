@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from b2array.commit import edits
 from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
-from b2array.display.tables import size
+from b2array.display.tables import html_rows, narrow_size, size, text_table
 from b2array.errors import ConflictError, FormatError, SnapshotLostError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
@@ -28,7 +28,10 @@ from b2array.grid.layout import Layout
 
 __all__ = [
     "Box",
+    "Boxes",
     "SnapshotInfo",
+    "SnapshotTable",
+    "box_text",
     "check_snapshot_name",
     "differences",
     "differing",
@@ -88,6 +91,30 @@ class SnapshotInfo:
         remark = f": {self.message}" if self.message else ""
         when = self.time.isoformat(" ", "seconds")
         return f"{self.name} ({when}{shape}, {size(self.nbytes)} of its own){remark}"
+
+
+class SnapshotTable(tuple[SnapshotInfo, ...]):
+    """A tuple of snapshots, which prints as a table."""
+
+    __slots__ = ()
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield time, name, shape, number of bytes that no other state needs, and message of each snapshot."""
+        for each in self:
+            shape = "" if each.shape is None else str(each.shape)
+            when = each.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
+            yield when, each.name, shape, narrow_size(each.nbytes), each.message
+
+    def __repr__(self) -> str:
+        if not self:
+            return "()"
+        return "\n".join(text_table([_HEADS, *self._rows()], "<<<><"))
+
+    def _repr_html_(self) -> str:
+        return html_rows(_HEADS, self._rows()) if self else "()"
+
+
+_HEADS = ("when", "name", "shape", "own bytes", "message")
 
 
 def check_snapshot_name(name: str) -> str:
@@ -211,10 +238,10 @@ def go_back(handle: Handle, earlier: Snapshot) -> None:
             edits.restore_state(draft, earlier.state)
 
 
-def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
+def list_snapshots(handle: Handle, *, alone: bool = False) -> SnapshotTable:
     """List the snapshots, the oldest first. With `alone`, bytes that the present state needs count as well."""
 
-    def task(_: object) -> tuple[SnapshotInfo, ...]:
+    def task(_: object) -> SnapshotTable:
         revision = handle.snapshot
         entries = [entry for entry in ledger_in(revision).entries if alone or not entry.group]
         states, errors = _load_states(revision, entries)
@@ -228,7 +255,7 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo
         for entry in entries:
             info = snapshot_info(entry, own.get(entry, 0) + entry.nbytes)
             infos.append(replace(info, error=errors.get(entry, "")))
-        return tuple(infos)
+        return SnapshotTable(infos)
 
     return handle.reading(task)
 
@@ -291,14 +318,37 @@ _Cells = tuple[tuple[int, int], ...]
 """A box in a grid of chunks: its start and end along each axis."""
 
 
-def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
+class Boxes(list[Box]):
+    """A list of boxes of an array, which prints as a list of keys."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(box_text, self)) or "no difference"
+
+    def _repr_html_(self) -> str:
+        return html_rows(("may differ",), ((box_text(box),) for box in self)) if self else "no difference"
+
+
+def box_text(box: Box) -> str:
+    """Return a box as the key that selects it.
+
+    Examples
+    --------
+    >>> box_text((slice(0, 2), slice(10, 20))), box_text(())
+    ('[0:2, 10:20]', '[()]')
+    """
+    sides = [f"{part.start}:{part.stop}" for part in box]
+    return f"[{', '.join(sides) or '()'}]"
+
+
+def differences(handle: Handle, at: str, then: str | None) -> Boxes:
     """Return the boxes in which two states of an array may differ; see `differing`."""
 
-    def task(_: object) -> list[Box]:
+    def task(_: object) -> Boxes:
         revision = handle.snapshot
         # Other software may overwrite a chunk in place: then equal places do not mean equal chunks.
         now = revision if then is None else kept.load_intact_state(revision, then, deep=True)
-        return differing(kept.load_intact_state(revision, at, deep=True).state, now.state)
+        before = kept.load_intact_state(revision, at, deep=True)
+        return Boxes(differing(before.state, now.state))
 
     return handle.reading(task)
 

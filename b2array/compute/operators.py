@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 
+from b2array import neighbours
+
 __all__ = ["Operators", "free_nbytes"]
 
 Unary = Callable[[Any], Any]
 Binary = Callable[[Any, Any], Any]
-
-_NEIGHBOURS = {
-    "cdata_shape": ": a.info shows the grid of chunks",
-    "coarsen": ": b2array.downsample(a, factors) makes one item of each block of items",
-    "path": ": a.url is its place",
-    "update_attributes": ": a.attrs.update(...) sets attributes in one commit",
-}
-"""What arrays of zarr and xarray have, and what to write instead."""
 
 
 def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
@@ -179,8 +173,8 @@ class Operators:
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an AttributeError, with a hint if the name is an attribute of NumPy, zarr or xarray arrays."""
             kind = type(self).__name__
-            hint = _NEIGHBOURS.get(name, "")
-            if not name.startswith("_") and hasattr(np.ndarray, name):
+            hint = neighbours.hint(name, neighbours.ARRAY)
+            if not hint and not name.startswith("_") and hasattr(np.ndarray, name):
                 hint = ": a[...] reads the items as a NumPy array, which has it; a.to_dask() computes in pieces"
             raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 

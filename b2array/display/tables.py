@@ -31,13 +31,16 @@ __all__ = [
     "filter_list",
     "filters",
     "fold",
+    "html_rows",
     "item",
+    "narrow_size",
     "nbytes",
     "near",
     "put_title",
     "short",
     "size",
     "table",
+    "text_table",
 ]
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
@@ -54,8 +57,7 @@ def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
     """Return a table with a row for each name. A value may be a tuple of str, with an item for each column."""
     lines = []
     if heads:
-        titles = [_cell("th", head) for head in heads]
-        lines.append(f"<tr>{''.join(titles)}</tr>")
+        lines.append(_line("th", heads))
     for name, value in rows.items():
         values = value if heads and isinstance(value, tuple) else (value,)
         span = ""
@@ -64,6 +66,30 @@ def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
         cells = [_cell("td", each, span) for each in values]
         lines.append(f"<tr>{_cell('th', name)}{''.join(cells)}</tr>")
     return f"<table>{''.join(lines)}</table>"
+
+
+def html_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts with the given column headings."""
+    titles = _line("th", heads)
+    lines = [_line("td", row) for row in rows]
+    return f"<table>{titles}{''.join(lines)}</table>"
+
+
+def _line(kind: str, texts: Iterable[str]) -> str:
+    cells = [_cell(kind, text) for text in texts]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def text_table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
+    """Yield rows as aligned text; `align` has ``<`` or ``>`` for each column."""
+    texts = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        cells = []
+        for text, side, width in zip(row, align, widths, strict=True):
+            cells.append(f"{text:{side}{width}}")
+        # Trailing spaces would wrap in narrow terminals.
+        yield "  ".join(cells).rstrip()
 
 
 def _cell(kind: str, value: Any, span: str = "") -> str:
@@ -112,6 +138,17 @@ def size(nbytes: int) -> str:
     if power <= 0:
         return f"{nbytes} bytes"
     return f"{nbytes / 1024**power:.1f} {_UNITS[power - 1]}"
+
+
+def narrow_size(nbytes: int) -> str:
+    """Format a number of bytes for a narrow column, with "B" instead of "bytes".
+
+    Examples
+    --------
+    >>> narrow_size(12)
+    '12 B'
+    """
+    return size(nbytes).replace(" bytes", " B")
 
 
 def short(value: Any) -> str:
@@ -278,6 +315,8 @@ def array_page(
     }
     if rows["errors"] != "none":
         main["errors"] = rows["errors"]
+    if rows.get("snapshot"):
+        main["snapshot"] = f"{rows['snapshot']}: an earlier state, read-only"
     if rows["dims"]:
         main["dims"] = ", ".join(str(name) for name in rows["dims"])
     whole_chunk = tuple((0, extent) for extent in layout.chunks)

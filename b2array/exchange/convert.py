@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from b2array.array.array import array_at
 from b2array.codec.cparams import AnyCParams, resolve_cparams
-from b2array.display.tables import count_text
-from b2array.display.tables import nbytes as shown_nbytes
+from b2array.display.tables import count_text, size
 from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, UnsupportedError, warn
 from b2array.exchange.formats import (
     BYTES,
@@ -256,7 +255,7 @@ class Conversion:
                 stored += copy.stored() or 0
         arrays = count_text(self.narrays - self._nfailed, "array")
         ratio = f"{nbytes / stored:.2f}" if stored else "none"
-        return f"{arrays} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)}, ratio {ratio}, {self.seconds:.2f} s"
+        return f"{arrays} of {size(nbytes)} in {size(stored)}, ratio {ratio}, {self.seconds:.2f} s"
 
 
 def convert_to(

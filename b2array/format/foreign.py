@@ -49,7 +49,7 @@ def describe(buf: Buffer) -> str:
 
 def zarr_text(url: str) -> str:
     """Return the text for error messages which says that a directory belongs to Zarr."""
-    return f"{url} is a directory of Zarr, which zarr.open opens; {_CONVERT}"
+    return f"{url} is a directory of Zarr, which zarr.open opens; b2array.convert copies it"
 
 
 _ENDINGS = {

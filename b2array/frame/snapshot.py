@@ -63,6 +63,7 @@ __all__ = [
     "find_damage",
     "find_frame",
     "head_if_unchanged",
+    "is_of_zarr",
     "ledger_in",
     "load",
     "load_from_header",
@@ -137,6 +138,8 @@ class Snapshot(Source):
         The object with the index of a member, if that is not the published index.
     published : Version, optional
         The version of the published index, if this state is published and the version is known.
+    title : str
+        The name of the group's snapshot through which the user opened this state.
     """
 
     store: Store
@@ -153,6 +156,7 @@ class Snapshot(Source):
     member: Member | None = None
     index: str = ""
     published: Version | None = None
+    title: str = ""
     buffer: ClassVar[None] = None
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
@@ -194,6 +198,11 @@ class Snapshot(Source):
     def name(self) -> str:
         """The object that holds header, index and trailer."""
         return self.index or (FRAME_NAME if self.sparse else "")
+
+    @property
+    def shown_at(self) -> str:
+        """The name of the user's snapshot that this state belongs to; "" for a state that is not old."""
+        return self.title or ("" if self.at is None else self.at.name)
 
     @property
     def expected_version(self) -> Version | None:
@@ -464,6 +473,7 @@ class Snapshot(Source):
             self.again,
             self.member,
             self.index,
+            self.title,
         )
 
     def _require_unchanged(self) -> None:
@@ -490,9 +500,12 @@ def _unpickle(
     again: Callable[..., Snapshot] | None,
     member: Member | None,
     name: str,
+    title: str,
 ) -> Snapshot:
     state = with_index(thin, index)
-    return Snapshot(store, state, start, version, generation, at=at, again=again, member=member, index=name)
+    return Snapshot(
+        store, state, start, version, generation, at=at, again=again, member=member, index=name, title=title
+    )
 
 
 def load(
@@ -1043,9 +1056,7 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
             return error
         if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
             return error
-    # Each answer of an HTTP server may take a second, so look for objects of zarr only if the URL suggests them.
-    may_be_zarr = store.can.lists or store.url.endswith(".zarr")
-    if may_be_zarr and any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
+    if is_of_zarr(store):
         return FileNotFoundError(foreign.zarr_text(store.url))
     if any(isinstance(error, IsADirectoryError) for error in errors):
         return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
@@ -1053,6 +1064,13 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
         path = where(store.url, FRAME_NAME)
         return FileNotFoundError(f"{path} does not exist: no sparse frame")
     return FileNotFoundError(f"{store.url} does not exist")
+
+
+def is_of_zarr(store: Store) -> bool:
+    """Return whether a directory has files of zarr."""
+    # Each answer of an HTTP server may take a second, so look for objects of zarr only if the URL suggests them.
+    may_be_zarr = store.can.lists or store.url.endswith(".zarr")
+    return may_be_zarr and any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1))
 
 
 def _parse(

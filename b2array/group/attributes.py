@@ -57,7 +57,7 @@ class Attrs(Attributes):
         """
         # Open the frame once: a loop over the attributes reads each of them through it.
         if name != "_handle":
-            raise AttributeError(name)
+            return super().__getattr__(name)
         self._handle = self._open_frame() or _empty_frame()
         return self._handle
 

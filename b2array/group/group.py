@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config, threads
+from b2array import config, neighbours, threads
 from b2array.accessors import dataset_of
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
@@ -20,7 +20,7 @@ from b2array.array.drafts import AnyPlace, ArrayOptions, Kind, MemberKeywords, S
 from b2array.array.many import read_many
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import SnapshotInfo, make_entry
+from b2array.array.snapshots import SnapshotInfo, SnapshotTable, make_entry
 from b2array.array.times import At, name_of, open_found
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
@@ -64,28 +64,15 @@ MODES: Final = get_args(AnyMode)
 _OPENED_AT_ONCE = 16
 H = TypeVar("H")
 
-_NEIGHBOURS: Final = {
-    **dict.fromkeys(
-        ("array", "create_dataset", "empty", "full", "ones", "zeros"),
-        ": group.create(name, shape, dtype) makes an array, group[name] = values stores one",
-    ),
-    **dict.fromkeys(("require", "require_dataset"), ": see require_array and require_group"),
-    **dict.fromkeys(("rename", "rename_group"), ": group.move(old, new) gives a member another name"),
-    "update_attributes": ": group.attrs.update(...) sets attributes in one commit",
-    **dict.fromkeys(("array_keys",), ": group.arrays() is a dictionary, see its keys"),
-    **dict.fromkeys(("group_keys",), ": group.groups() is a dictionary, see its keys"),
-    **dict.fromkeys(("visit", "visititems", "members"), ": group.walk() yields names and members"),
-}
-"""Methods of groups in other libraries, with a hint at what to write instead."""
-
 refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
 
 
 @spell_out()
-def open_group(  # noqa: PLR0911 - there are many kinds of places
+def open_group(
     url: str | os.PathLike[str] | BinaryFile,
     mode: AnyMode = "r",
     *,
+    attrs: Mapping[str, Any] | None = None,
     follow: bool = False,
     at: At = None,
     resume: bool | None = None,
@@ -108,6 +95,8 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": like "r+", but make a missing group; "w": make an empty group, and
         replace an existing one; "w-" and "x": make a group, and refuse to replace one.
+    attrs : mapping, optional
+        The attributes of a new group, with the modes "w", "w-" and "x". They are a second commit.
     follow : bool, default False
         Whether the group, and the arrays opened through it, show the commits of other writers without `refresh`. Each
         use of them then checks the store first.
@@ -146,10 +135,30 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     ([20.5, 21.0], ['air'], False)
     """
     check_mode(mode, at, follow=follow)
+    if attrs is not None and mode not in ("w", "w-", "x"):
+        raise ValueError(
+            f"attrs are for a new group, not for mode {mode!r}: group.attrs.update(...) changes attributes"
+        )
     find = partial(name_of, at, lambda: open_group(url, storage_options=storage_options, fs=fs))
     name = find()
     if name is not None and name != at:
         return open_found(name, find, lambda it: open_group(url, at=it, storage_options=storage_options, fs=fs))
+    group = _open_group(url, mode, follow, name, resume, storage_options, fs)
+    if attrs:
+        group.attrs.update(attrs)
+    return group
+
+
+def _open_group(  # noqa: PLR0911 - there are many kinds of places
+    url: str | os.PathLike[str] | BinaryFile,
+    mode: AnyMode,
+    follow: bool,
+    name: str | None,
+    resume: bool | None,
+    storage_options: Mapping[str, Any] | None,
+    fs: AbstractFileSystem | None,
+) -> Group:
+    """Open a group, or make one; `name` is the name of a snapshot."""
     if is_open_file(url):
         # An open file takes no options: `open_store` refuses them.
         open_store(url, storage_options=storage_options, fs=fs)
@@ -392,7 +401,7 @@ class Group(MutableMapping[str, Any]):
     if not TYPE_CHECKING:  # a type checker would accept any name as an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = _NEIGHBOURS.get(name, "")
+            hint = neighbours.hint(name, neighbours.GROUP)
             raise AttributeError(f"'Group' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _members(self) -> Members:
@@ -1146,7 +1155,7 @@ class Group(MutableMapping[str, Any]):
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
         """The snapshots, the oldest first. This reads the indexes of all members, to count each snapshot's bytes."""
         group = self._home_with_snapshots()
-        return () if group is None else snapshots.list_snapshots(group)
+        return SnapshotTable() if group is None else snapshots.list_snapshots(group)
 
     def restore(self, name: str) -> None:
         """Restore members, groups and attributes from a snapshot, in one commit.
@@ -1195,7 +1204,8 @@ class Group(MutableMapping[str, Any]):
         >>> group["a"][0] = 7
         >>> group["c"] = [5]
         >>> group.diff("start")
-        GroupDiff(made=('c',), deleted=(), changed={'a': [(slice(0, 2, None),)]}, attrs=())
+        made     c
+        changed  a  [0:2]
         """
         group = self._home_with_snapshots()
         if group is None:
@@ -1262,9 +1272,16 @@ class Group(MutableMapping[str, Any]):
         raise TypeError(f"{self!r} cannot be copied: b2array.convert copies a group to another place")
 
     def __repr__(self) -> str:
-        pending = ", in a transaction" if isinstance(self._home, Changes) else ""
         count = count_text(len(self), "member")
-        return f"<b2array.Group {printable(self.url)}: {count}{pending}>"
+        return f"<b2array.Group {printable(self.url)}: {count}{self._remark()}>"
+
+    def _remark(self) -> str:
+        """Return the end of the repr: that a transaction is under way, or which snapshot this is."""
+        if isinstance(self._home, Changes):
+            return ", in a transaction"
+        if isinstance(self._home, Moment):
+            return f", at the snapshot {printable(repr(self._home.name))}"
+        return ""
 
     @property
     def info(self) -> Tree:

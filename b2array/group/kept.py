@@ -297,6 +297,8 @@ class Moment:
                 if is_last:
                     raise
                 state = None
+            if state is not None:
+                state = replace(state, title=self.name)
             if state is not None and isinstance(self.group, ListedGroup):
                 return state
             if state is not None:

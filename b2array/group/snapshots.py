@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from b2array import threads
 from b2array.array import snapshots
-from b2array.array.snapshots import Box, SnapshotInfo, differing, own_nbytes, snapshot_info
+from b2array.array.snapshots import Box, Boxes, SnapshotTable, box_text, differing, own_nbytes, snapshot_info
 from b2array.commit.handle import Handle
+from b2array.display.tables import html_rows, text_table
 from b2array.errors import B2ArrayError
 from b2array.format.kept import Kept
 from b2array.format.state import State as FrameState
@@ -51,6 +52,21 @@ class GroupDiff:
     changed: Mapping[str, list[Box]] = field(default_factory=dict)
     attrs: tuple[str, ...] = ()
 
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return a row for each difference: what happened, the name, and the keys that may differ."""
+        rows = [("made", name, "") for name in self.made]
+        rows += [("deleted", name, "") for name in self.deleted]
+        for name, boxes in self.changed.items():
+            rows.append(("changed", name, " ".join(map(box_text, boxes))))
+        rows += [("attributes", name or "/", "") for name in self.attrs]
+        return rows
+
+    def __repr__(self) -> str:
+        return "\n".join(text_table(self._rows(), "<<<")) if self else "no difference"
+
+    def _repr_html_(self) -> str:
+        return html_rows(("what", "member", "may differ"), self._rows()) if self else "no difference"
+
     def __bool__(self) -> bool:
         return bool(self.made or self.deleted or self.changed or self.attrs)
 
@@ -58,7 +74,7 @@ class GroupDiff:
 # Lists.
 
 
-def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
+def list_snapshots(group: AnyGroup) -> SnapshotTable:
     """List the snapshots of a group, the oldest first, with the bytes that no other snapshot needs.
 
     This lists the members again, and reads the indexes of all members and kept states. A damaged member counts as
@@ -73,7 +89,7 @@ def _list(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
     manifest = group.manifest
     entries = group_ledger(group.url, manifest).entries
     if not entries:
-        return ()
+        return SnapshotTable()
     if isinstance(group, ListedGroup) and manifest == group.manifest:
         return _list_by_revisions(group, manifest, entries)
     members = group.members()
@@ -107,10 +123,10 @@ def _list(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
     return _describe(entries, own)
 
 
-def _describe(entries: Sequence[Kept], own: Mapping[str, int]) -> tuple[SnapshotInfo, ...]:
+def _describe(entries: Sequence[Kept], own: Mapping[str, int]) -> SnapshotTable:
     """Describe snapshots, given the bytes of members that only one snapshot needs, by its name."""
     # The list of the members of a snapshot also belongs to this snapshot alone.
-    return tuple(snapshot_info(entry, own[entry.name] + entry.nbytes) for entry in entries)
+    return SnapshotTable(snapshot_info(entry, own[entry.name] + entry.nbytes) for entry in entries)
 
 
 def _states_at(moments: Sequence[Moment]) -> set[MemberState]:
@@ -180,7 +196,7 @@ def _list_by_revisions(
     group: ListedGroup,
     manifest: Manifest,
     entries: Sequence[Kept],
-) -> tuple[SnapshotInfo, ...]:
+) -> SnapshotTable:
     """List the snapshots of a group in an object store, whose snapshots name revisions of the members.
 
     This reads all these revisions. A damaged revision counts as empty.
@@ -246,7 +262,7 @@ def diff_moments(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
         if has_other_attrs:
             attrs.add(_group_of(name) if is_attrs(name) else name)
         if boxes is not None and not is_attrs(name):
-            changed[name] = boxes
+            changed[name] = Boxes(boxes)
     added = new_paths.keys() - old_paths.keys()
     deleted = old_paths.keys() - new_paths.keys()
     attrs |= {_group_of(name) for name in added | deleted if is_attrs(name)}

@@ -54,6 +54,7 @@ class Tree:
         """Open the members that a tree describes, up to a number; keep the error of a member that cannot be opened."""
         self._url = group.url
         self._name = group.name
+        self._remark = group._remark()
         self._attrs = dict(group.attrs)
         self._members: dict[str, Any] = dict.fromkeys(filter(None, names))
         if len(paths) > _SHOWN:
@@ -69,7 +70,7 @@ class Tree:
 
     def __repr__(self) -> str:
         branches = draw_branches(nest(self._members), _describe)
-        return "\n".join([f"/{printable(self._name)}", *branches])
+        return "\n".join([f"/{printable(self._name)}{self._remark}", *branches])
 
     def _repr_html_(self) -> str:
         parts = [_items(nest(self._members))]
@@ -77,7 +78,7 @@ class Tree:
             attrs = {name: short(value) for name, value in self._attrs.items()}
             title = f"attributes ({len(attrs)})"
             parts.insert(0, fold(title, table(attrs)))
-        return put_title("b2array.Group", self._url, parts)
+        return put_title(f"b2array.Group{self._remark}", self._url, parts)
 
 
 def nest(members: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign, summary
+from b2array.frame import snapshot
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.frame.places import ZIP, group_of
 from b2array.frame.source import FRAME_NAME
@@ -53,6 +54,8 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     if not has_manifest and is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (has_manifest or exists(home, visible=True)):
+        if snapshot.is_of_zarr(home.store):
+            raise FileNotFoundError(foreign.zarr_text(home.store.url))
         hint = _explain_missing_list(home.store)
         raise FileNotFoundError(f"{home.store.url}: there is no group{hint}")
     return home

@@ -33,11 +33,17 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
 
 
 def refuse_mapper(url: object) -> None:
-    """Raise TypeError for a mapper of fsspec, which zarr takes as a place; the error says what to give instead."""
+    """Raise TypeError for a mapper of fsspec or a store of zarr; the error says what to give instead."""
     root = getattr(url, "root", None)
+    name = type(url).__name__
     if isinstance(root, str) and hasattr(url, "fs"):
-        name = type(url).__name__
         raise TypeError(f"expected a URL or a path, found {name}: give its parts instead, {root!r} and fs=mapper.fs")
+    library, _, _ = type(url).__module__.partition(".")
+    if isinstance(url, Mapping) or library == "zarr":
+        raise TypeError(
+            f"expected a URL or a path, found {name}: pass the path as url, and the file system as fs=, as in"
+            " b2array.open(mapper.root, fs=mapper.fs)"
+        )
 
 
 def address_of(

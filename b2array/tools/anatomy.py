@@ -130,7 +130,7 @@ class Survey:
             rows["dead"] = tables.nbytes(self.dead) + share
         yield from repr(tables.Info(rows)).splitlines()
         yield ""
-        yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
+        yield "what is left of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
         yield from chunk_map(self.chunks, self.grid)
 
     def _rows_of_chunks(self) -> dict[str, Any]:

@@ -229,17 +229,34 @@ def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
 
 
 def comparison_rows(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of chunks and blocks, with the time of each access pattern."""
+    """Yield the rows of a table of chunks and blocks, with the time of each access pattern in milliseconds."""
     names = list(dict.fromkeys(each.pattern for each in measurements))
-    yield ("chunks", "blocks", "ratio", *names)
+    yield ("chunks", "blocks", "ratio", *map(_short_name, names))
     by_shapes: dict[Shapes, dict[str, Measured]] = {}
     for each in measurements:
         by_pattern = by_shapes.setdefault((each.chunks, each.blocks), {})
         by_pattern[each.pattern] = each
     for (chunks, blocks), by_pattern in by_shapes.items():
         ratio = next(iter(by_pattern.values())).ratio
-        times = [duration(by_pattern[name].seconds) if name in by_pattern else "" for name in names]
-        yield str(chunks), str(blocks), f"{ratio:.2f}", *times
+        times = [f"{by_pattern[name].seconds * 1e3:.2f}" if name in by_pattern else "" for name in names]
+        yield _shape_text(chunks), _shape_text(blocks), f"{ratio:.2f}", *times
+
+
+def _short_name(pattern: str) -> str:
+    """Return the name of an access pattern for the head of a narrow column.
+
+    Examples
+    --------
+    >>> _short_name("one item"), _short_name("[i, :]")
+    ('item', 'i,:')
+    """
+    if pattern.startswith("["):
+        return pattern.strip("[]").replace(" ", "")
+    return {"everything": "all", "the first part": "part"}.get(pattern, pattern.removeprefix("one "))
+
+
+def _shape_text(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "()"
 
 
 def compression_rows(measurements: Iterable[Compressed]) -> Iterator[tuple[str, ...]]:

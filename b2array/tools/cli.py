@@ -53,7 +53,7 @@ from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
 from b2array.tools import verify as verifying
 from b2array.tools.output import WRITERS, Writer
-from b2array.tools.results import Result, Results, table
+from b2array.tools.results import Result, Results
 
 __all__ = ["app", "main"]
 
@@ -203,7 +203,7 @@ def info(
             row = (field.part, str(field.offset), _hex(field.raw), field.name, str(field.value), field.meaning)
             rows.append(row)
         by_name = [field._asdict() for field in fields]
-        _print(as_json, by_name, table(rows, "<><<<<"))
+        _print(as_json, by_name, tables.text_table(rows, "<><<<<"))
         return OK
     about = describing.describe(url, options, at)
     data = about.typed
@@ -241,7 +241,7 @@ def ls(
     listed, failed = describing.list_members(url, opts.storage_options(storage), deep=False, at=at)
     members = {name: member for name, member in listed.items() if name}
     rows = [describing.row(name, member) for name, member in members.items()]
-    _print(as_json, members, table(rows, "<<<>>") if rows else ())
+    _print(as_json, members, tables.text_table(rows, "<<<>>") if rows else ())
     return _report(failed)
 
 
@@ -446,7 +446,7 @@ def copy(
         storage_options=others,
     ) as copy_:
         ratio = f"{copy_.cratio:.2f}" if copy_.cbytes else "none"
-        sizes = f"{tables.nbytes(copy_.nbytes)} in {tables.nbytes(copy_.cbytes)}"
+        sizes = f"{tables.size(copy_.nbytes)} in {tables.size(copy_.cbytes)}"
         seconds = time.perf_counter() - started
         _say(f"{redact_url(dst)}: 1 array of {sizes}, ratio {ratio}, {seconds:.2f} s")
     return OK
@@ -579,13 +579,13 @@ def bench(
         for each in measuring.alternatives(a) if alternatives else ():
             others.append(each)
             bar.advance()
-    lines = table(list(measuring.rates(own)), "<>>>")
+    lines = tables.text_table(list(measuring.rates(own)), "<>>>")
     if stored:
-        below = table(list(measuring.compression_rows(stored)), "<>>>>")
+        below = tables.text_table(list(measuring.compression_rows(stored)), "<>>>>")
         lines = chain(lines, ["", "A sample in memory, with other parameters:", ""], below)
     if others:
-        below = table(list(measuring.comparison_rows(others)), "<<>" + ">" * len(own))
-        lines = chain(lines, ["", "A sample in memory, with other chunks and blocks:", ""], below)
+        below = tables.text_table(list(measuring.comparison_rows(others)), "<<>" + ">" * len(own))
+        lines = chain(lines, ["", "A sample in memory, with other chunks and blocks, in milliseconds:", ""], below)
     data = {
         "file": [each._asdict() for each in own],
         "compression": [each._asdict() for each in stored],
@@ -706,8 +706,7 @@ def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None)
     """List the snapshots of an array or a group, the oldest first."""
     with _keeper(url, opts.storage_options(storage)) as source:
         listed = source.snapshots
-    rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, listed)]
-    lines = table(rows, "<<<><") if listed else [f"{redact_url(url)} has no snapshots"]
+    lines = repr(listed).splitlines() if listed else [f"{redact_url(url)} has no snapshots"]
     data = [asdict(each) | {"time": each.time.isoformat()} for each in listed]
     _print(as_json, data, lines)
     damaged = [each.error for each in listed if each.error]
@@ -782,7 +781,7 @@ def diff(
     if other is None and _is_place(url, name, options):
         listed = list(comparing.differences(url, name, options, others))
         rows = [(each.name or "/", each.what, each.detail) for each in listed]
-        lines = table(rows, "<<<") if rows else ["no difference"]
+        lines = tables.text_table(rows, "<<<") if rows else ["no difference"]
         _print(as_json, [each._asdict() for each in listed], lines)
         return ERROR if listed else OK
     with _keeper(url, options) as source:

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray, array_at
-from b2array.display.tables import size
+from b2array.display.tables import size, text_table
 from b2array.tools.bench import duration, measure, repeat
-from b2array.tools.results import table
 from b2array.tools.verify import verify
 
 __all__ = ["main", "ripples"]
@@ -113,7 +112,7 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
         costs[meaning] = nbytes, seconds
         share = f"{nbytes / file_nbytes:.2%}"
         rows.append((text, meaning, size(part.nbytes), size(nbytes), share, duration(seconds)))
-    print(*table(rows, "<<>>>>"), sep="\n")
+    print(*text_table(rows, "<<>>>>"), sep="\n")
     some, quick = costs["a box"]
     whole, slow = costs["everything"]
     print(f"\nFor the box alone, reading everything would cost {whole / some:.0f} times the bytes", end=" ")

@@ -15,7 +15,7 @@ import numpy as np
 from b2array import bloscpack, config
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import SnapshotInfo
+from b2array.array.snapshots import box_text
 from b2array.bloscpack.header import CHECKSUMS
 from b2array.commit.handle import Handle
 from b2array.display import tables
@@ -30,7 +30,6 @@ from b2array.group.tree import draw_branches, nest
 from b2array.store import disk_cache
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
-from b2array.tools.results import table
 
 __all__ = [
     "FIELDS",
@@ -46,7 +45,6 @@ __all__ = [
     "open_frame",
     "plain",
     "row",
-    "snapshot_row",
 ]
 
 Description = Mapping[str, Any]
@@ -241,12 +239,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
     ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
     dtype = member.get("dtype", "super-chunk")
     shape = str(member.get("shape", ""))
-    return name, dtype, shape, _narrow_size(member["nbytes"]), ratio
-
-
-def _narrow_size(nbytes: int) -> str:
-    """Return a size for a narrow table column, with "B" instead of "bytes"."""
-    return tables.size(nbytes).replace(" bytes", " B")
+    return name, dtype, shape, tables.narrow_size(member["nbytes"]), ratio
 
 
 def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
@@ -261,7 +254,7 @@ def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
     for line in draw_branches(nest(cells), "\t".join):
         stem, *others = line.split("\t")
         rows.append((stem.rstrip(), *others))
-    yield from table(rows, "<<<>>")
+    yield from tables.text_table(rows, "<<<>>")
 
 
 def _frame(revision: Snapshot) -> dict[str, Any]:
@@ -277,7 +270,7 @@ def _frame(revision: Snapshot) -> dict[str, Any]:
             "typesize": chunks.typesize,
             "nbytes": chunks.nbytes,
             "cbytes": chunks.cbytes,
-            "ratio": round(chunks.cratio, 2),
+            "ratio": round(chunks.cratio, 2) if chunks.cbytes else None,
             "codec": tables.codec(chunks.cparams),
             "filters": tables.filters(chunks.cparams),
             "metalayers": [name for name, _ in revision.frame.metalayers],
@@ -288,7 +281,7 @@ def _frame(revision: Snapshot) -> dict[str, Any]:
     # Every handle is opened for reading here, and `generation` already identifies the state.
     for name in ("mode", "fingerprint"):
         info.pop(name, None)
-    exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}
+    exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2) if a.cbytes else None}
     return {"format": "array"} | info | exact | {"attrs": dict(a.attrs)}
 
 
@@ -325,13 +318,6 @@ def _source(source: ArraySource) -> dict[str, Any]:
     }
 
 
-def snapshot_row(snapshot: SnapshotInfo) -> tuple[str, ...]:
-    """Return the cells of a snapshot's row: time, name, shape, number of bytes that no other snapshot uses, message."""
-    shape = "" if snapshot.shape is None else str(snapshot.shape)
-    when = snapshot.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
-    return when, snapshot.name, shape, _narrow_size(snapshot.nbytes), snapshot.message
-
-
 def difference(changes: Sequence[Box] | GroupDiff) -> Any:
     """Return the differences of an array or a group as lists; a box is a list of start and stop along each axis."""
     if isinstance(changes, GroupDiff):
@@ -353,17 +339,9 @@ def difference_lines(changes: Sequence[Box] | GroupDiff) -> Iterator[str]:
     ['[0:2, 10:20]', '[()]']
     """
     if isinstance(changes, GroupDiff):
-        rows = [("made", name, "") for name in changes.made]
-        rows += [("deleted", name, "") for name in changes.deleted]
-        for name, boxes in changes.changed.items():
-            keys = " ".join(difference_lines(boxes))
-            rows.append(("changed", name, keys))
-        rows += [("attributes", name or "/", "") for name in changes.attrs]
-        yield from table(rows, "<<<") if rows else ()
+        yield from repr(changes).splitlines() if changes else ()
         return
-    for box in changes:
-        sides = [f"{part.start}:{part.stop}" for part in box]
-        yield f"[{', '.join(sides) or '()'}]"
+    yield from map(box_text, changes)
 
 
 def lines(about: Mapping[str, Any]) -> Iterator[str]:

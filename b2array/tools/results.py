@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from b2array.display import tables
 from b2array.printable import html_text, printable
 
-__all__ = ["Failure", "Result", "ResultSummary", "Results", "first_of", "table"]
+__all__ = ["Failure", "Result", "ResultSummary", "Results", "first_of"]
 
 
 class ResultSummary(NamedTuple):
@@ -52,7 +52,7 @@ class Result:
         headline, rows, lines, heads = self.summarize()
         if heads:
             cells = [(name, *row) for name, row in rows.items()]
-            below = list(table([heads, *cells], "<" * len(heads)))
+            below = list(tables.text_table([heads, *cells], "<" * len(heads)))
         else:
             below = repr(tables.Info(rows)).splitlines()
         title = printable(f"{self.url}: {headline}")
@@ -159,15 +159,3 @@ def first_of(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     listed = ", ".join(every[:most])
     return f"{listed}, ..." if len(every) > most else listed
-
-
-def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
-    """Yield rows as aligned text; `align` has ``<`` or ``>`` for each column."""
-    texts = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for row in texts:
-        cells = []
-        for text, side, width in zip(row, align, widths, strict=True):
-            cells.append(f"{text:{side}{width}}")
-        # Trailing spaces would wrap in narrow terminals.
-        yield "  ".join(cells).rstrip()

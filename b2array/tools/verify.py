@@ -195,7 +195,7 @@ class Report(Result):
         if self.generation:
             nstored = self.nchunks - self.special
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
-            rows["checksums"] = f"{self.checked} of {count_text(nstored, 'stored chunk')}"
+            rows["checksums"] = f"{self.checked} of {nstored}"
         if self.snapshots:
             rows["snapshots"] = self.snapshots
         if self.generation and self.dead_nbytes:
@@ -270,7 +270,7 @@ def verify(
     >>> print(b2array.verify(group))
     memory://group: 1 member
       member  result    layout  chunks  checksums
-      level   in order  sparse  1       1 of 1 stored chunk
+      level   in order  sparse  1       1 of 1
     """
     if isinstance(source, NDArray | SChunk | Group):
         if at is not None:

@@ -766,7 +766,8 @@ def test_properties_describe_the_array(tmp_path):
     )
     assert (array.chunks, array.blocks, array.grid_shape, array.nchunks) == ((2, 4), (2, 2), (3, 2), 6)
     assert array.cbytes == 0
-    assert array.cratio == 0.0
+    assert array.cratio == float("inf")
+    assert array.info["ratio"] == "inf"
     assert array.fill_value == 0
     assert isinstance(array.fill_value, np.int16)
     assert array.dims == ("y", None)

@@ -524,7 +524,7 @@ def test_a_handle_says_what_it_is(tmp_path):
     )
     assert dict(held.meta) == {"m": [1, 2], "raw": b"\xc1"}
     assert held.cratio == held.nbytes / held.cbytes
-    assert made(count=0).cratio == 0
+    assert made(count=0).cratio == float("inf")
     assert repr(held) == f"<b2array.SChunk {tmp_path / 'a.b2frame'}: 4 chunks, 1600 bytes>"
     with pytest.raises(TypeError):
         held.meta["m"] = 3

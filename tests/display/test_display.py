@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -452,3 +453,62 @@ def test_everything_has_a_line_that_says_what_it_is() -> None:
     assert repr(group) == "<b2array.Group memory://lines.b2d: 1 member>"
     with group.transaction() as changes:
         assert repr(changes) == "<b2array.Group memory://lines.b2d: 1 member, in a transaction>"
+
+
+def test_old_states_look_old(tmp_path):
+    a = b2array.zeros(3, url=tmp_path / "a.b2nd")
+    a.snapshot("v1")
+    a[0] = 1
+    old = b2array.open(tmp_path / "a.b2nd", at="v1")
+    for shown in (repr(old), repr(old.view[:2])):
+        assert shown.endswith(", at the snapshot 'v1'>")
+    assert old.info["snapshot"] == "v1"
+    assert "v1: an earlier state, read-only" in old._repr_html_()
+    for text in (repr(a), a._repr_html_(), repr(a.view[:2])):
+        assert "snapshot 'v1'" not in text
+        assert "earlier state" not in text
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_old_states_of_groups_look_old(tmp_path, place):
+    url = str(tmp_path / "g.b2d") if place == "local" else f"memory://{tmp_path.name}.b2d"
+    group = b2array.open_group(url, "w")
+    group["x"] = [1]
+    group["part/y"] = [2]
+    group.snapshot("v1")
+    group["x"] = [3]
+    old = b2array.open_group(url, at="v1")
+    members = [old["x"], old["part"]["y"], b2array.open(f"{url}/x", at="v1")]
+    for each in (old, old["part"], *members):
+        assert repr(each).endswith(", at the snapshot 'v1'>")
+    assert [each.info["snapshot"] for each in members] == ["v1"] * 3
+    assert repr(old.info).startswith("/, at the snapshot 'v1'")
+    assert "at the snapshot &#x27;v1&#x27;" in old._repr_html_()
+    assert "at the snapshot" not in repr(group) + repr(group["x"]) + repr(group.info)
+    assert pickle.loads(pickle.dumps(old["x"])).info["snapshot"] == "v1"
+
+
+def test_snapshots_and_differences_print_as_tables(tmp_path):
+    a = b2array.zeros((40, 6), url=tmp_path / "a.b2nd", chunks=(10, 6))
+    assert repr(a.snapshots) == "()"
+    a.snapshot("v1", message="<first>")
+    assert (repr(a.diff("v1")), a.diff("v1")._repr_html_()) == ("no difference", "no difference")
+    a[3] = 1
+    a[35] = 1
+    heads, row = repr(a.snapshots).splitlines()
+    assert heads.split() == ["when", "name", "shape", "own", "bytes", "message"]
+    assert re.fullmatch(r"20..-..-.. ..:..:.. UTC  v1    \(40, 6\) +\d+ B  <first>", row)
+    assert "&lt;first&gt;</td></tr></table>" in a.snapshots._repr_html_()
+    assert repr(a.diff("v1")) == "[0:10, 0:6]\n[30:40, 0:6]"
+    assert "[30:40, 0:6]</td></tr></table>" in a.diff("v1")._repr_html_()
+    assert a.diff("v1") == [(slice(0, 10), slice(0, 6)), (slice(30, 40), slice(0, 6))]
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["x"] = [1, 2]
+    group.snapshot("v1")
+    assert repr(group.diff("v1")) == "no difference"
+    group["x"][0] = 3
+    group["y"] = [1]
+    assert repr(group.diff("v1")) == "made     y\nchanged  x  [0:2]"
+    assert "<td" in group.diff("v1")._repr_html_()
+    assert [each.name for each in group.snapshots] == ["v1"]
+    assert repr(group.snapshots).count("\n") == 1

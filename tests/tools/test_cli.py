@@ -626,7 +626,7 @@ def test_what_is_before_the_damage_of_an_array_is_saved(run: Run, waves: np.ndar
 def test_copies_keep_chunks_or_make_others(run: Run, waves: np.ndarray) -> None:
     code, out, err = run("copy", "waves.b2nd", "sparse.b2nd", "--layout", "sparse")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"sparse\.b2nd: 1 array of 9600 \(9\.4 KiB\) in .*, ratio .*, .* s\n", out)
+    assert re.fullmatch(r"sparse\.b2nd: 1 array of 9\.4 KiB in .*, ratio .*, .* s\n", out)
     assert Path("sparse.b2nd/chunks.b2frame").exists()
     assert run("copy", "sparse.b2nd", "big.b2nd", "--chunks", "30,40", "--codec", "zlib", "--progress")[0] == 0
     a = b2array.open("big.b2nd")
@@ -859,8 +859,8 @@ def test_an_error_of_no_member_has_no_empty_name(run: Run) -> None:
 
 @pytest.mark.usefixtures("waves", "_measured_once")
 def test_members_are_described_measured_and_copied_by_their_path(run: Run) -> None:
-    assert run("copy", "waves.b2nd", "g.b2d/a/waves")[1].startswith("g.b2d/a/waves: 1 array of 9600 ")
-    assert run("copy", "g.b2d", "g.b2z")[1].startswith("g.b2z: 1 array of 9600 ")
+    assert run("copy", "waves.b2nd", "g.b2d/a/waves")[1].startswith("g.b2d/a/waves: 1 array of 9.4 KiB in ")
+    assert run("copy", "g.b2d", "g.b2z")[1].startswith("g.b2z: 1 array of 9.4 KiB ")
     for url in ("g.b2d/a/waves", "g.b2d/a/waves.b2nd", "g.b2d#a/waves", "g.b2z/a/waves", "g.b2z#a/waves"):
         assert json.loads(run("info", url, "--json", "--chunks")[1])["sizes"]["grid"] == [3, 4]
         assert run("info", url, "--raw")[0] == 0
@@ -905,3 +905,21 @@ def test_copy_and_convert_take_the_same_options_of_compression(run: Run) -> None
     for option in ("codec", "clevel", "filters", "absolute-error", "relative-error", "keepbits", "tolerance"):
         assert all(f"--{option} " in text for text in helps), option
     assert not any("cparams" in text for text in helps)
+
+
+def test_tables_fit_a_screen_of_eighty_columns(run: Run) -> None:
+    rng = np.random.default_rng(0)
+    b2array.asarray(rng.normal(size=(200, 300, 40)), url="waves.b2nd").close()
+    group = b2array.open_group("station.b2d", "w")
+    group["air/temperature_2m"] = rng.normal(size=(200, 300))
+    group.snapshot("v1")
+    for command in (
+        ("verify", "station.b2d"),
+        ("info", "--chunks", "waves.b2nd"),
+        ("convert", "station.b2d", "station_of_the_roof.zarr"),
+        ("bench", "waves.b2nd"),
+    ):
+        code, out, _ = run(*command)
+        assert code == 0
+        shown = out.replace(str(Path.cwd()), "")
+        assert max(map(len, shown.splitlines())) <= 80, shown
