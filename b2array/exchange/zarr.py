@@ -380,20 +380,31 @@ def _building(
     try:
         if beside is None and there and kind == "hierarchy":
             store.delete(store.walk())
-        with nullcontext() if beside is None else _replacing(Path(store.url).resolve(), Path(beside), writes):
-            if kind == "hierarchy":
-                group("", {})
+        with (
+            nullcontext() if beside is None else _replacing(Path(store.url).resolve(), Path(beside), writes),
+            _whole(partial(group, "", {})) if kind == "hierarchy" else nullcontext(),
+        ):
             yield Building(put, group)
-            if kind == "hierarchy":
-                _consolidate(group("", {}))
         if member:
             _list_member(container, member, outers, number, settings.storage_options)
     except BaseException:
         if beside is None and not there:
-            # Report the first error instead of the failure to clean up.
-            with suppress(OSError, UnsupportedError):
-                store.delete(store.walk())
+            _remove_all(store)
         raise
+
+
+@contextmanager
+def _whole(open_root: Callable[[], Any]) -> Iterator[None]:
+    """Make the root of a hierarchy before the block, and consolidate its metadata after it."""
+    root = open_root()
+    yield
+    _consolidate(root)
+
+
+def _remove_all(store: Store) -> None:
+    """Remove what was written, as far as possible: the first error is reported, and no failure to clean up."""
+    with suppress(OSError, UnsupportedError):
+        store.delete(store.walk())
 
 
 def _outer_groups(container: str, member: str, storage_options: Storage) -> list[str]:

@@ -83,7 +83,7 @@ def list_snapshots(group: AnyGroup) -> SnapshotTable:
     return in_one_state(lambda: _list(group))
 
 
-def _list(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
+def _list(group: AnyGroup) -> SnapshotTable:
     """List the snapshots of a group; ConflictError if another writer drops one meanwhile."""
     group.refresh()
     manifest = group.manifest
