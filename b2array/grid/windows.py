@@ -25,7 +25,7 @@ _BORDERS = 2**12
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _CopiedAxis:
     """An axis of a copy: its length, and the extents in items of the old chunks and blocks and of the new chunks."""
 
     length: int
@@ -124,6 +124,6 @@ def shared_chunks(old: Layout, new: Sequence[int], most: int) -> tuple[int, ...]
     return tuple(map(min, reads_at_once, writes))
 
 
-def _axes(old: Layout, new: Sequence[int]) -> list[_Axis]:
+def _axes(old: Layout, new: Sequence[int]) -> list[_CopiedAxis]:
     extents = zip(old.shape, old.chunks, old.blocks, new, strict=True)
-    return [_Axis(length, chunk, block, unit) for length, chunk, block, unit in extents]
+    return [_CopiedAxis(length, chunk, block, unit) for length, chunk, block, unit in extents]

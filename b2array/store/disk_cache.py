@@ -52,7 +52,7 @@ from b2array.buffers import Buffer, crc32
 from b2array.errors import warn
 from b2array.store.secrets import redact
 
-__all__ = ["DiskCache", "Found", "Usage", "current", "directory_of"]
+__all__ = ["CachedPart", "DiskCache", "Usage", "current", "directory_of"]
 
 KEY_NBYTES = 16
 _NAME = "b2array-1"
@@ -106,7 +106,7 @@ class _Index:
         self.touched = -math.inf
 
 
-class Found(NamedTuple):
+class CachedPart(NamedTuple):
     """The part of a wanted range that the cache has.
 
     Attributes
@@ -156,9 +156,9 @@ class DiskCache:
 
     # Reading.
 
-    def find(self, key: bytes, ranges: Sequence[tuple[int, int]]) -> list[Found]:
+    def find(self, key: bytes, ranges: Sequence[tuple[int, int]]) -> list[CachedPart]:
         """Return the parts of ranges of a content that are here."""
-        nothing = [Found([], each) for each in ranges]
+        nothing = [CachedPart([], each) for each in ranges]
         path = self._path(key)
         try:
             with FileIO(path) as file:
@@ -511,30 +511,30 @@ def _gap(index: _Index, start: int, stop: int) -> tuple[int, int] | None:
     return None if first < 0 else (first, last)
 
 
-def _read_range(file: FileIO, index: _Index, start: int, stop: int) -> Found:
+def _read_range(file: FileIO, index: _Index, start: int, stop: int) -> CachedPart:
     end = None
     if index.stop is not None and index.stop < stop:
         end = stop = max(start, index.stop)
     if start >= stop:
-        return Found([], None, end)
+        return CachedPart([], None, end)
     # Most often, one record has it all.
     for record in index.records:
         if record.start <= start and stop <= record.stop:
-            return Found([(start, _read_record(file, record, start, stop))], None, end)
+            return CachedPart([(start, _read_record(file, record, start, stop))], None, end)
     gap = _gap(index, start, stop)
     pieces = [*_pieces(index, start, stop)]
     if gap is None:
         whole = np.empty(stop - start, np.uint8).data
         for low, high, record in pieces:
             _read_record(file, record, low, high, whole[low - start : high - start])
-        return Found([(start, whole)], None, end)
+        return CachedPart([(start, whole)], None, end)
     views = []
     for low, high, record in pieces:
         # The request for the missing bytes brings what is between them as well.
         for first, last in (low, min(high, gap[0])), (max(low, gap[1]), high):
             if first < last:
                 views.append((first, _read_record(file, record, first, last)))
-    return Found(views, gap, end)
+    return CachedPart(views, gap, end)
 
 
 # The directory.

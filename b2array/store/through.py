@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.store.base import ContentName, Stamp, Version
-from b2array.store.disk_cache import KEY_NBYTES, DiskCache, Found, give_up
+from b2array.store.disk_cache import KEY_NBYTES, CachedPart, DiskCache, give_up
 from b2array.store.spans import Span, coalesce
 
 __all__ = ["CachedCopy", "forget", "lacking", "read", "read_present"]
@@ -134,9 +134,9 @@ def _find(
     wanted: Sequence[_Slice],
     *,
     clip: bool,
-) -> list[Found]:
+) -> list[CachedPart]:
     """Look for spans in the cache, and count what was there."""
-    parts = [Found([], each.range) for each in wanted]
+    parts = [CachedPart([], each.range) for each in wanted]
     for key, numbers in _by_key(wanted).items():
         ranges = [wanted[n].range for n in numbers]
         for n, part in zip(numbers, cache.find(key, ranges), strict=True):
@@ -220,7 +220,7 @@ def _keep(
         cache.add(key, parts, stop=ends.get(key))
 
 
-def _join(part: Found, answer: memoryview | None) -> memoryview:
+def _join(part: CachedPart, answer: memoryview | None) -> memoryview:
     """Return the bytes of a range: what was found, with the answer for what was missing."""
     pieces = list(part.views)
     if answer is not None and part.missing is not None:

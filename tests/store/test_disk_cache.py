@@ -21,7 +21,7 @@ import pytest
 
 from b2array import config
 from b2array.store import disk_cache
-from b2array.store.disk_cache import DiskCache, Found, current
+from b2array.store.disk_cache import CachedPart, DiskCache, current
 
 KEY, OTHER = b"k" * 16, b"o" * 16
 forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -87,8 +87,8 @@ def test_only_what_is_missing_is_asked_for_in_one_range(cache: DiskCache) -> Non
 
 def test_the_end_of_a_content_is_noted(cache: DiskCache) -> None:
     cache.add(KEY, [(0, b"abc")], stop=3)
-    assert cache.find(KEY, [(0, 10)]) == [Found([(0, memoryview(b"abc"))], None, 3)]
-    assert cache.find(KEY, [(5, 10)]) == [Found([], None, 5)]
+    assert cache.find(KEY, [(0, 10)]) == [CachedPart([(0, memoryview(b"abc"))], None, 3)]
+    assert cache.find(KEY, [(5, 10)]) == [CachedPart([], None, 5)]
     assert cache.find(KEY, [(0, 3)])[0].stop is None
 
 
@@ -132,7 +132,7 @@ def test_damage_at_any_byte_costs_the_content_and_gives_no_wrong_bytes(cache: Di
                     assert view == data[at : at + len(view)]
             # Nothing of a record whose head is damaged is found.
             if place < 44 + 8:
-                assert fresh.find(KEY, [(0, 40_000)]) == [Found([], (0, 40_000))]
+                assert fresh.find(KEY, [(0, 40_000)]) == [CachedPart([], (0, 40_000))]
     path.write_bytes(good)
     assert read(cache, KEY, 0, 40_000) == data[:40_000]
 
