@@ -46,6 +46,7 @@ __all__ = [
     "discard",
     "make_abandoned_error",
     "make_removed_error",
+    "mark_lost",
     "rise_above",
     "warn_of_forgotten",
     "withdraw",
@@ -356,11 +357,6 @@ class Draft(Source):
             self.state, self.delta.owns_tables = copy_for_changes(self.state), True
         return self.state
 
-    def mark_lost(self, n: int) -> None:
-        """Mark chunk `n` as lost: reading it is an error, until somebody writes all of it."""
-        self.set_chunk(n, Staged(self.staging.tombstone()))
-        self.annotate(lost=tuple(sorted({*self.state.annotations.lost, n})))
-
     # Open chunks.
 
     def keep_open(self) -> None:
@@ -621,6 +617,12 @@ def _renumber(draft: Draft) -> None:
     floor = draft.state.annotations.floor or 0
     if draft.base is not None and floor > draft.delta.floor:
         rise_above(draft, floor)
+
+
+def mark_lost(draft: Draft, n: int) -> None:
+    """Mark chunk `n` as lost: reading it is an error, until somebody writes all of it."""
+    draft.set_chunk(n, Staged(draft.staging.tombstone()))
+    draft.annotate(lost=tuple(sorted({*draft.state.annotations.lost, n})))
 
 
 def rise_above(draft: Draft, floor: int) -> bool:

@@ -15,7 +15,7 @@ from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
 from b2array.commit.copied_states import KeptState
-from b2array.commit.draft import Draft, make_removed_error
+from b2array.commit.draft import Draft, make_removed_error, mark_lost
 from b2array.commit.outcomes import create_under_own_name
 from b2array.commit.plan import Facts, Plan, find_unnoted, plan
 from b2array.commit.tables import refuse_columns
@@ -190,7 +190,7 @@ def copy_frame(
             new.put(n, bytes(each.region))
             bar.advance()
         for n in lost:
-            new.mark_lost(n)
+            mark_lost(new, n)
         _copy_kept(new, old, kept)
     except BaseException:
         new.abort()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from b2array.commit import edits
 from b2array.commit.changes import copy_for_changes
 from b2array.commit.copied_states import KeptState
-from b2array.commit.draft import Draft
+from b2array.commit.draft import Draft, mark_lost
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.pins import manifests_lock, pinned_states, pins_of
@@ -352,7 +352,7 @@ def _write(
     highest = max([-1, *numbers, *revision.frame.offsets.tolist()])
     edits.reserve_up_to(draft, highest)
     for n in lost:
-        draft.mark_lost(n)
+        mark_lost(draft, n)
     commit(_through_group(draft, revision))
 
 
