@@ -76,6 +76,8 @@ _VERSION = 1
 # Some systems and object stores refuse control characters, and Windows takes a backslash for a slash.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+# Characters in names of files that no program means as names of members.
+_UNUSUAL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
 
@@ -148,9 +150,10 @@ def check_path(path: str) -> None:
 
 
 def refuse_other_names(paths: Iterable[str]) -> None:
-    """Raise UnsupportedError if python-blosc2 made one of these files of a group for a name that no member can have.
+    """Raise UnsupportedError if python-blosc2 made one of these files of a group for a name that is reserved here.
 
-    Without this error, such members would be left out of lists and copies.
+    Without this error, such members would be left out of lists and copies. Names that are no text, or steer a terminal,
+    are left out without an error: a file that somebody else put there must not make all other members unreachable.
     """
     for path in paths:
         member = path.removesuffix("/" + FRAME_NAME)
@@ -161,7 +164,8 @@ def refuse_other_names(paths: Iterable[str]) -> None:
         # Indexes of a table have the names of its columns, which may be any; nobody but python-blosc2 reads indexes.
         is_index = _INDEXES in parts
         # A file that is only a suffix is no member of python-blosc2 either.
-        if parts[-1] and not is_index and not any(map(is_file_of_group, parts)):
+        is_of_stock = parts[-1] and not is_index and not any(map(is_file_of_group, parts))
+        if is_of_stock and not _UNUSUAL.search(name):
             require_member_name(name)
 
 
