@@ -83,7 +83,10 @@ def refuse_parts(home: Home, name: str) -> None:
                 " python-blosc2, or remove or copy the whole table"
             )
     if name.startswith(_PARTS) and is_table(home, ""):
-        raise ReadOnlyError(f"{home.url} is a table of python-blosc2; change {name!r} with python-blosc2")
+        raise ReadOnlyError(
+            f"{home.url} is a table of python-blosc2, of which {name!r} is a part; change the table with"
+            f" blosc2.open({home.url!r}, mode='a')"
+        )
 
 
 class Table:
