@@ -1078,9 +1078,11 @@ def test_a_part_in_other_units_is_refused_and_other_attributes_are_reported(url:
         to_b2array(xr.Dataset({"a": ("t", [1.0])}), url, append_dim="t")
 
 
-def test_a_variable_that_is_replaced_takes_its_new_attributes(url: Path) -> None:
+def test_a_variable_that_is_replaced_takes_its_new_units_and_keeps_other_attributes(url: Path) -> None:
     to_b2array(xr.Dataset({"a": ("t", [1000.0], {"units": "m", "note": "x"})}), url)
-    to_b2array(xr.Dataset({"a": ("t", [7.0], {"units": "km"})}), url, mode="a")
+    new = xr.Dataset({"a": ("t", [7.0], {"units": "km", "note": "y"})})
+    with pytest.warns(UserWarning, match=r"attributes stay as they are; the new values have \{'note': 'y'\}"):
+        to_b2array(new, url, mode="a")
     assert reopened(url).a.values.tolist() == [7.0]
     assert reopened(url).a.attrs == {"units": "km", "note": "x"}
 

@@ -186,7 +186,7 @@ def _take_attributes(
     array: NDArray,
     task: WriteTask,
 ) -> None:
-    """Store the attributes of a variable that is replaced; if only a part is, compare them with the stored ones.
+    """Compare the attributes of new values with the stored ones, which stay; new values of all items set the units.
 
     ValueError: a part is in other units. Other differences raise a warning.
     """
@@ -199,13 +199,11 @@ def _take_attributes(
         ignored.add("units")
     compared = {key: value for key, value in given.items() if key not in ignored}
     other = {key: value for key, value in compared.items() if not is_same(stored.get(key), value)}
-    if not other:
-        return
     has_place = task.append_dim is not None or task.region is not None
     is_part = has_place or task.mode == "r+"
-    if not is_part:
-        array.attrs.update(other)
-        return
+    if not is_part and "units" in other:
+        # All values are in these units now. Other attributes stay, as they do when xarray writes to Zarr.
+        array.attrs["units"] = other.pop("units")
     if "units" in other and "units" in stored:
         old = stored["units"]
         new = other["units"]
@@ -213,7 +211,9 @@ def _take_attributes(
             f"variable {name!r} is stored in units of {old!r}, the new part is in {new!r}: "
             "convert it, or correct its attribute"
         )
-    warn(f"variable {name!r}: the stored attributes stay as they are; the new part has {other}")
+    if other:
+        new = "the new part has" if is_part else "the new values have"
+        warn(f"variable {name!r}: the stored attributes stay as they are; {new} {other}")
 
 
 def _note_coordinates(attrs: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
