@@ -6,6 +6,7 @@ an error says which input of which seed it is.
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import random
 import shutil
@@ -800,7 +801,8 @@ ODD = (
 def odd_notes(rng: random.Random, content: bytes) -> bytes:
     """Change what a store notes of its embedded members."""
     held = b2array.SChunk(Handle(snapshot.load(MemoryStore({"": content})), "r+"))
-    notes, odd = held.vlmeta["estore_metadata"], rng.choice(ODD)
+    # Changes inside an attribute are refused.
+    notes, odd = copy.deepcopy(held.vlmeta["estore_metadata"]), rng.choice(ODD)
     what = rng.randrange(4)
     if what == 0:
         notes = odd

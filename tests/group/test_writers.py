@@ -679,11 +679,12 @@ def test_a_transaction_is_told_of_a_conflict_if_its_member_is_deleted_while_it_w
     group = make(url, "x", "sparse")
     make_directories = disk.make_directories
 
-    def too_late(path: str, *root: Any) -> None:
-        make_directories(path, *root)
+    def too_late(path: str, *root: Any) -> list[str]:
+        new = make_directories(path, *root)
         if path.endswith("x.b2nd"):
             monkeypatch.undo()
             del open_group(url, "r+")["x"]
+        return new
 
     def change() -> None:
         with group.transaction() as changes:
