@@ -374,14 +374,17 @@ atexit.register(finish)
 
 def test_a_call_that_interrupts_the_taking_of_an_item_makes_do_without_threads() -> None:
     found: list[Any] = []
+    is_found = threading.Event()
 
     def items() -> Iterator[int]:
         for n in range(3):
             if threading.current_thread() is threading.main_thread():
                 found.append(workers.width())
+                is_found.set()
             yield n
 
-    workers.each(lambda n: n, items())
+    # The other thread waits with its first item, or it could take all of them.
+    workers.each(lambda _: is_found.wait(20), items())
     assert set(found) == {1}
     assert workers.width() == 2
 
