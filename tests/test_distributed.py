@@ -183,8 +183,8 @@ def threads_at_work() -> set[str]:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[b2array.NDArray]:
+    # The settings of `watch`, but only here: what it assigns would last.
     with config.using(threads=4, cache_bytes=0):
-        watch()
         yield b2array.asarray(values(), url=tmp_path / "w.b2nd", chunks=(4, 5), blocks=(2, 5), cparams=WATCHED)
 
 

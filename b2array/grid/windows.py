@@ -126,4 +126,4 @@ def shared_chunks(old: Layout, new: Sequence[int], most: int) -> tuple[int, ...]
 
 def _axes(old: Layout, new: Sequence[int]) -> list[_CopiedAxis]:
     extents = zip(old.shape, old.chunks, old.blocks, new, strict=True)
-    return [_CopiedAxis(length, chunk, block, unit) for length, chunk, block, unit in extents]
+    return [_CopiedAxis(*each) for each in extents]

@@ -33,10 +33,11 @@ def cache(tmp_path: Path) -> DiskCache:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Iterator[Path]:
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set the directory of the cache."""
-    with config.using(disk_cache=tmp_path / "cache"):
-        yield tmp_path / "cache"
+    # Tests assign the setting again, which would last beyond a block of `config.using`.
+    monkeypatch.setattr(config, "disk_cache", tmp_path / "cache")
+    return tmp_path / "cache"
 
 
 def content(nbytes: int, seed: int = 0) -> bytes:
