@@ -12,11 +12,14 @@ import b2array
 from b2array.array import copying
 from b2array.array.drafts import ArrayOptions
 from b2array.commit.one import commit
+from b2array.grid.runs import automatic_run
 
 RECORD = np.dtype([("x", "<i4"), ("y", ">f8")])
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8"), ("c", "S3", (2,))], align=True)
 SPARSE_FIELDS = np.dtype({"names": ["p", "q"], "formats": ["<u2", "<f4"], "offsets": [6, 1], "itemsize": 11})
 NESTED = np.dtype([("point", [("x", "f4"), ("y", "f4")]), ("t", "M8[ms]")])
+TEXT = np.dtypes.StringDType()
+MISSING = np.dtypes.StringDType(na_object=None)
 DTYPES = [
     *map(np.dtype, ("?", "i1", "u2", ">i4", "<u8", "f2", ">f4", "f8", "g", "c8", ">c16", "G", "S1", "S5")),
     *map(np.dtype, ("<U3", ">U2", "V1", "V7", "V300", "M8[ns]", ">M8[D]", "m8[us]", "M8")),
@@ -24,6 +27,8 @@ DTYPES = [
     ALIGNED,
     SPARSE_FIELDS,
     NESTED,
+    TEXT,
+    MISSING,
 ]
 NUMBERS = [np.dtype(text) for text in ("?", "i1", "u2", ">i4", "<u8", "f2", ">f4", "f8", "g", "c8", ">c16")]
 
@@ -45,6 +50,9 @@ def items(dtype, shape, seed=0):
         if dtype.kind == "c":
             made.imag = rng.permutation(flat)
         return made.reshape(shape)
+    if dtype.kind == "T":
+        words = ["", "a", "bc", "Grüße", "more than fifteen bytes", *([dtype.na_object] if dtype == MISSING else [])]
+        return np.array([words[n] for n in rng.integers(0, len(words), size)], dtype).reshape(shape)
     if dtype.kind in "SU":
         return rng.choice(np.array(["", "a", "bc", "def", "ghijk"]), size).astype(dtype).reshape(shape)
     if dtype.kind == "b":
@@ -65,6 +73,8 @@ def same(found, expected):
 def bits(values):
     if values.dtype.names is not None:
         return [bits(values[name]) for name in values.dtype.names]
+    if values.dtype.kind == "T":
+        return values.tolist()
     if values.dtype.char in "gG":
         nans = np.isnan(values)
         return nans.tobytes(), np.where(nans, 0, values).tolist(), np.signbit(np.where(nans, 0, values.real)).tobytes()
@@ -91,6 +101,8 @@ def arrays(draw, dtypes=DTYPES):
     shape, dtype = draw(shapes), draw(st.sampled_from(tuple(dtypes)))
     chunks = tuple(draw(st.integers(1, max(n, 1) + 1)) for n in shape)
     blocks = tuple(draw(st.integers(1, n)) for n in chunks)
+    if dtype.kind == "T":
+        blocks = automatic_run(chunks, math.prod(blocks))
     cparams = b2array.CParams(draw(st.sampled_from(("lz4", "zstd"))), clevel=draw(st.sampled_from((0, 1, 5))))
     layout = draw(st.sampled_from(("contiguous", "sparse")))
     options = {"chunks": chunks, "blocks": blocks, "cparams": cparams, "layout": layout}

@@ -131,21 +131,11 @@ print(b2array.open({str(tmp_path / "a.b2nd")!r}).dtype)
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "|V2\n"
 
 
-@pytest.mark.parametrize(
-    "dtype", ["O", "T", [("a", "O")], [("a", "i4"), ("b", "O", (2,))], [("a", ml_dtypes.bfloat16)]]
-)
+@pytest.mark.parametrize("dtype", ["O", [("a", "O")], [("a", "i4"), ("b", "O", (2,))], [("a", ml_dtypes.bfloat16)]])
 def test_references_are_refused_before_anything_is_written(tmp_path, dtype):
     with pytest.raises(TypeError, match="cannot be stored"):
         b2array.zeros(3, dtype, url=tmp_path / "a.b2nd")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_text_of_variable_length_is_stored_with_a_length():
-    text = np.array(["a", "bcd"], np.dtypes.StringDType())
-    with pytest.raises(TypeError, match=r"StringDType.*astype"):
-        b2array.zeros(3, text.dtype)
-    assert b2array.asarray(text).dtype == "U3"
-    assert b2array.asarray(text, dtype="U3")[...].tolist() == ["a", "bcd"]
 
 
 @pytest.mark.parametrize(

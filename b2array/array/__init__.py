@@ -7,6 +7,7 @@ schunk       `SChunk`; `create_schunk` (`b2array.open` is in `group.addressing`)
 tensors      `from_bytes`; opens a frame as an array or a super-chunk, and results of python-blosc2's `pack_tensor`
 drafts       `ArrayOptions` -> the transaction of a new array, in a free place
 copying      the transaction of a copy of an array, of a large array-like, or of blocks
+wide_text    warns of text whose items all have the size of the longest one
 unstorable   advice on values that cannot be stored, such as times with time zones
 making       `make`: a new frame at a URL, alone or as the member of a group
 creation     `create`, `zeros`, `asarray`, ...

@@ -24,6 +24,7 @@ from b2array.array.drafts import (
     Casting,
     Shape,
     aborting,
+    choose_layout,
     new_draft,
     place_new,
     put,
@@ -31,11 +32,13 @@ from b2array.array.drafts import (
 )
 from b2array.array.snapshots import differing
 from b2array.array.unstorable import refuse_objects
+from b2array.array.wide_text import is_wide, warn_of_waste
 from b2array.codec import codecs
 from b2array.codec.cparams import CParams, resolve_cparams
 from b2array.codec.filters import CELL_FILTERS
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
+from b2array.codec.text import estimate_nbytes
 from b2array.commit import prepare, resize
 from b2array.commit.changes import Keep, copy_for_changes
 from b2array.commit.copied_states import KeptState, states_to_copy
@@ -43,20 +46,25 @@ from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
 from b2array.commit.write import rewrite
-from b2array.format import dtypes, text
+from b2array.format import dtypes
 from b2array.format.b2nd import CACHE, GEOMETRIES
+from b2array.format.dtypes import require_size
 from b2array.format.state import State
+from b2array.format.strings import BATCHES, is_text, item_of
 from b2array.frame.source import Source
 from b2array.grid import assignment, windows
 from b2array.grid.assignment import Sliceable
-from b2array.grid.chunking import automatic, check_access
-from b2array.grid.layout import Layout
+from b2array.grid.chunking import check_access
+from b2array.grid.layout import Layout, extents
 from b2array.grid.lossless import lossless, require_same_order
 from b2array.grid.partition import boxes
+from b2array.grid.text_items import as_text
 from b2array.progress import Progress, track
 
 __all__ = [
     "PIECE_NBYTES",
+    "as_items",
+    "average_text",
     "convert_fill",
     "copy_array",
     "cparams_for",
@@ -123,6 +131,8 @@ def target_dtype(
     """Return the type of the copied items; TypeError if the conversion is not allowed."""
     if np.dtype(dtype).subdtype is not None:
         raise TypeError(f"items cannot be converted to arrays: {np.dtype(dtype)}")
+    if is_text(old):
+        require_size(dtype)
     # NumPy chooses the length of text without one.
     new: np.dtype[Any] = np.empty(0, old).astype(dtype).dtype
     if not np.can_cast(old, new, casting):
@@ -141,8 +151,8 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
         return False
     if any(option is not None for option in (new.chunks, new.blocks, new.access)):
         chunks, blocks = _parts(old, old.dtype, new)
-        wanted = automatic(old.shape, old.itemsize, chunks=chunks, blocks=blocks, access=new.access)
-        if wanted != (old.chunks, old.blocks):
+        wanted = choose_layout(old.shape, old.dtype, replace(new, chunks=chunks, blocks=blocks))
+        if (wanted.chunks, wanted.blocks) != (old.chunks, old.blocks):
             return False
     return new.cparams is None or new.cparams == source.state.cparams
 
@@ -158,8 +168,10 @@ def _recode(
 ) -> Draft:
     """Return the transaction of a copy whose chunks are encoded again."""
     old = source.state.require_layout()
+    _warn_of_wide_copy(source, old, dtype)
     options = _complete(new, source.state, dtype)
-    metalayers = {name: raw for name, raw in source.frame.metalayers if name not in (*GEOMETRIES, CACHE)}
+    own_layers = (*GEOMETRIES, CACHE, BATCHES) if old.is_text else (*GEOMETRIES, CACHE)
+    metalayers = {name: raw for name, raw in source.frame.metalayers if name not in own_layers}
     options = replace(options, meta=metalayers | dict(new.meta or {}))
     if isinstance(source, Draft):
         # Otherwise the change of an open chunk would not be noticed.
@@ -193,13 +205,23 @@ def _recode(
     return draft
 
 
+def _warn_of_wide_copy(source: Source, old: Layout, dtype: np.dtype[Any]) -> None:
+    """Warn if the copy will be text whose items all have the size of the longest one, and waste most of it."""
+    if dtype == old.dtype or not is_wide(old.shape, dtype):
+        return
+    whole = next(iter(boxes(old.shape, _SAMPLED, old.shape)))
+    sampled = tuple(slice(part.start, part.stop, 1) for part in whole)
+    items = resize.read_box(source, old, sampled)
+    warn_of_waste(items, old.shape, dtype)
+
+
 def _complete(new: ArrayOptions, state: State, dtype: np.dtype[Any]) -> ArrayOptions:
     """Complete the options of a copy from the state of its source."""
     old = state.require_layout()
     annotations = state.annotations
     wanted_chunks, wanted_blocks = _parts(old, dtype, new)
-    chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks, access=new.access)
-    new = replace(new, chunks=chunks, blocks=blocks)
+    layout = choose_layout(old.shape, dtype, replace(new, chunks=wanted_chunks, blocks=wanted_blocks))
+    new = replace(new, chunks=layout.chunks, blocks=layout.blocks)
     if new.fill_value is UNSET:
         new = replace(new, fill_value=_convert_noted_fill(annotations.fill, old.dtype, dtype))
     if new.cparams is None:
@@ -316,6 +338,8 @@ def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams
     has_cells = not CELL_FILTERS.isdisjoint(old.filter_slots)
     if old.is_zfp or has_cells or not codecs.is_writable(old.codec_id):
         return resolve_cparams(None)
+    if is_text(dtype):
+        return replace(old.without_bounds(), filters=(), filters_meta=(), splitmode="auto", use_dict=False)
     old = readable(old) if interop else old
     try:
         check_dtype(old, dtype)
@@ -333,6 +357,9 @@ def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, A
         return new.chunks, "auto" if new.blocks is None else new.blocks
     if new.blocks is not None:
         return old.chunks, new.blocks
+    if is_text(dtype) and not old.is_text:
+        # Blocks of text are runs.
+        return old.chunks if all(old.chunks) else "auto", "auto"
     # With items of more than twice the size, the chunks would become too large.
     is_much_larger = dtype.itemsize > 2 * old.itemsize
     if is_much_larger or 0 in old.chunks or 0 in old.blocks:
@@ -341,9 +368,9 @@ def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, A
 
 
 def _convert_noted_fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
-    if fill is None or len(fill) != old.itemsize:
+    if fill is None or not (is_text(old) or len(fill) == old.itemsize):
         return 0
-    return convert_fill(np.frombuffer(fill, old)[0], new)
+    return convert_fill(item_of(fill, old), new)
 
 
 def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
@@ -368,23 +395,24 @@ def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOp
         kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
         require_same_order(x.dtype, kind)
         return from_computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
-    values = _as_items(x, dtype)
-    draft = new_draft(url, values.shape, values.dtype, options)
+    values = as_items(x, dtype)
+    warn_of_waste(values, values.shape, values.dtype)
+    draft = new_draft(url, values.shape, values.dtype, options, average_text(values))
     with aborting(draft):
         if values.size:
             put(draft, (...,), values)
     return draft
 
 
-def _as_items(x: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
-    """Return an array-like as an array of a type of fixed size, if its items have one."""
+def as_items(x: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
+    """Return an array-like as an array of a type that can be stored, if its items have one."""
     values = np.asarray(x, dtype=require_dtype(dtype))
     if isinstance(x, np.ndarray | np.generic):
         require_same_order(x.dtype, values.dtype)
     if values.dtype.kind == "O":
         refuse_objects(x, values)
-    if text.is_unsized(values.dtype) and (values.dtype.kind == "T" or _has_text(values)):
-        values = values.astype(object).astype(text.find_dtype(values))
+    if values.dtype.kind == "O" and _has_text(values):
+        return as_text(values)
     return values
 
 
@@ -400,14 +428,40 @@ def from_computed(
     options: ArrayOptions,
 ) -> Draft:
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
-    draft = new_draft(url, shape, dtype, options)
+    text_nbytes = _sample_text(shape, np.empty(0, dtype).dtype, compute)
+    draft = new_draft(url, shape, dtype, options, text_nbytes)
     with aborting(draft):
         layout = draft.state.require_layout()
-        for box in boxes(layout.shape, PIECE_NBYTES // layout.itemsize, layout.chunks):
+        nbytes = layout.itemsize + text_nbytes
+        for box in boxes(layout.shape, PIECE_NBYTES // nbytes, layout.chunks):
             values = compute(box)
             if values is not None:
                 put(draft, box, values)
     return draft
+
+
+def average_text(values: npt.NDArray[Any]) -> int:
+    """Return the average size of items of text of any length, in bytes; 0 for items of other types."""
+    if not is_text(values.dtype) or not values.size:
+        return 0
+    return max(1, estimate_nbytes(values) // values.size)
+
+
+def _sample_text(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    compute: Callable[[tuple[slice, ...]], Any],
+) -> int:
+    """Do the same as `average_text`, from the first items that a function computes; warn if they are wide text."""
+    if not is_text(dtype) and not is_wide(extents(shape), dtype):
+        return 0
+    first = next(iter(boxes(extents(shape), _SAMPLED, extents(shape))), None)
+    values = None if first is None else compute(first)
+    if values is None:
+        return 0
+    sample = np.asarray(values, dtype)
+    warn_of_waste(sample, extents(shape), dtype)
+    return average_text(sample)
 
 
 _NO_BLOCK = object()
@@ -432,7 +486,7 @@ def join_blocks(
     required = require_dtype(dtype)
     if required is None or not dtypes.has_size(required):
         # Text without a width gets the width of the first block.
-        first = _as_items(piece, required)
+        first = as_items(piece, required)
         kind = first.dtype
     else:
         kind = np.empty(0, required).dtype
@@ -441,7 +495,7 @@ def join_blocks(
         raise ValueError("from_blocks needs blocks with the dimension along which they are joined, found a single item")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
-    draft = new_draft(url, shape, kind, options)
+    draft = new_draft(url, shape, kind, options, average_text(first))
     with aborting(draft):
         for values in _cut_into_rows(chain([piece], remaining), draft.state.require_layout(), axis):
             resize.append(draft, values, axis)
@@ -476,6 +530,10 @@ def _cut_into_rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator
 # Arrays that are read in parts, so that they may be larger than memory.
 
 
+_SAMPLED = 4096
+"""The number of items of text whose size is measured."""
+_TEXT_FACTOR = 8
+"""Text that is appended in parts has about 8 times the bytes of the items of StringDType."""
 PIECE_NBYTES = 32 * 2**20
 """The number of bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
@@ -494,7 +552,8 @@ def is_sliceable(x: Any) -> bool:
     if isinstance(x, np.ndarray | np.generic) or not isinstance(x, Sliceable):
         return isinstance(x, np.memmap)
     # The type that NumPy chooses for Python objects depends on all of them.
-    has_plain_items = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
+    # NumPy counts text of any length as objects.
+    has_plain_items = isinstance(x.dtype, np.dtype) and (is_text(x.dtype) or not x.dtype.hasobject)
     library, _, _ = type(x).__module__.partition(".")
     return has_plain_items and library not in _READ_WHOLE
 
@@ -520,7 +579,8 @@ def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[A
     count = shape[axis]
     length = max(1, layout.chunks[axis])
     items_in_step = math.prod(shape) // max(1, count)
-    step_nbytes = max(1, items_in_step * layout.itemsize)
+    itemsize = layout.itemsize * _TEXT_FACTOR if layout.is_text else layout.itemsize
+    step_nbytes = max(1, items_in_step * itemsize)
     chunk_rows = max(1, PIECE_NBYTES // (step_nbytes * length))
     box = [slice(0, extent) for extent in shape]
     start = 0

@@ -122,10 +122,12 @@ def create(
         The extents in items, at most 16. This parameter is required.
     dtype : dtype-like
         Any NumPy type except object. If its items are arrays, their dimensions are added to the shape, as in NumPy.
+        "T", NumPy's StringDType, is for text of any length.
     chunks, blocks : int, str, sequence or mapping, default "auto"
         The extents, in items, of the chunks, which are stored as a whole, and of their blocks, which can be read
         separately: one entry per axis, one for all axes, or a mapping of axes to entries. An entry is a number of
-        items, -1 or None for the whole axis, "auto", or the size of a chunk, such as "8MB".
+        items, -1 or None for the whole axis, "auto", or the size of a chunk, such as "8MB". Blocks of text of any
+        length are runs of a chunk in C order, so only their number of items counts.
     access : {"balanced", "planes", "series", "boxes", "samples"}, optional
         The kind of access for which chunks and blocks are chosen automatically: any direction; one or a few indices of
         the first axis; the whole first axis at one point; small boxes; or a random index of the first axis. The default

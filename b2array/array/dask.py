@@ -31,6 +31,7 @@ from b2array.errors import ConflictError, ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import lossless, require_same_kind, require_same_order
+from b2array.grid.text_items import as_text, refuse_missing
 from b2array.progress import track
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def _begin(
 ) -> tuple[da.Array, Draft]:
     """Return the dask array, cast to the type to store, and the draft of an array for it."""
     check_source(x)
+    x = text_of(x, dtype)
     if dtype is not None and dtype != x.dtype:
         # Check before the cast, which would hide pieces of another type than the declared one.
         converted = as_declared(x).astype(dtype)
@@ -219,6 +221,7 @@ def store(
     lengths = tuple(part.stop - part.start for part in inside)
     if x.shape != lengths:
         raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
+    x = text_of(x, a.dtype)
     require_same_kind(x.dtype, a.dtype)
     if a._handle.in_transaction:
         # A delayed object would be computed only after the end of the transaction.
@@ -271,6 +274,25 @@ def check_source(x: Any) -> None:
         raise ValueError(f"the chunks of {x.name} have unknown sizes: compute_chunk_sizes() finds them")
     if isinstance(x._meta, np.ma.MaskedArray):
         raise TypeError("masked items have no value that could be stored: choose one with filled()")
+
+
+def text_of(x: da.Array, dtype: npt.DTypeLike | None) -> da.Array:
+    """Return a dask array of objects as text of the given type, by default without missing items; others unchanged."""
+    import dask.array as da
+
+    text: np.dtype[Any] = np.dtypes.StringDType() if dtype is None else np.dtype(dtype)
+    if x.dtype.kind != "O" or text.kind != "T":
+        return x
+    example = np.empty((0,) * x.ndim, text)
+    options: dict[str, Any] = {"dtype": text, "meta": example}
+    return cast("da.Array", da.map_blocks(_as_text, x, text, **options))
+
+
+def _as_text(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return objects as text; TypeError if items are no text, or missing where the type has no missing items."""
+    converted = as_text(values)
+    refuse_missing(converted, dtype)
+    return converted.astype(dtype)
 
 
 def as_declared(x: da.Array, owner: str = "") -> da.Array:

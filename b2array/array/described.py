@@ -27,6 +27,7 @@ from b2array.display import tables
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
+from b2array.format.strings import item_of
 from b2array.frame.snapshot import ledger_in
 from b2array.printable import printable
 from b2array.store.memory import MemoryStore
@@ -272,8 +273,12 @@ class Described(Opened, Readable):
 
     @property
     def cratio(self) -> float:
-        """The compression ratio: `nbytes` divided by `cbytes`; infinite if nothing is stored."""
-        return self.nbytes / self.cbytes if self.cbytes else math.inf
+        """The compression ratio: `nbytes` divided by `cbytes`; infinite if nothing is stored.
+
+        For text of any length, it is the size of the text with the lengths of the items, divided by `cbytes`.
+        """
+        nbytes = self._handle.frame.nbytes if self._layout.is_text else self.nbytes
+        return nbytes / self.cbytes if self.cbytes else math.inf
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
@@ -304,9 +309,9 @@ class Described(Opened, Readable):
         """The value of items that were never written, as a NumPy scalar."""
         state = self._handle.described.state
         layout, fill = state.require_layout(), state.annotations.fill
-        if fill is None or len(fill) != layout.dtype.itemsize:
+        if fill is None or not (layout.is_text or len(fill) == layout.dtype.itemsize):
             return np.zeros((), layout.dtype)[()]
-        return np.frombuffer(fill, layout.dtype)[0]
+        return item_of(fill, layout.dtype)
 
     @property
     def dims(self) -> tuple[str | None, ...] | None:

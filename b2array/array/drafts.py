@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,15 +26,18 @@ from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
 from b2array.format.foreign import check_ending
+from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, cparams_to_note, parse
+from b2array.format.strings import BATCHES, LENGTHS, is_text, pack_batches, pack_item, pack_lengths
 from b2array.frame.snapshot import find_frame
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.grid import chunking
 from b2array.grid.assignment import broadcast, check_plain
 from b2array.grid.chunking import Access
 from b2array.grid.layout import Layout, extents
+from b2array.grid.runs import automatic_run
 from b2array.grid.selection import select
 from b2array.keywords import F, spell_out
 from b2array.store.atomic import require_free
@@ -64,6 +68,7 @@ __all__ = [
     "VariableKeywords",
     "aborting",
     "check_dims",
+    "choose_layout",
     "draft_filled",
     "encode_metalayers",
     "is_automatic",
@@ -73,6 +78,7 @@ __all__ = [
     "put",
     "require_dtype",
     "takes",
+    "text_params",
 ]
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -117,6 +123,12 @@ class _Unset:
     def __repr__(self) -> str:
         return "0"  # the text in signatures
 
+
+_USUAL_NBYTES = 32
+"""The assumed size of an item of text, in bytes, if there are no items yet."""
+_BLOCK_NBYTES = 2**17
+_MOST_IN_BLOCK = 4096
+"""A block of text has so many bytes at most, if no item is longer, and so many items at most."""
 
 UNSET: Final = _Unset()
 """Marks a missing fill value: None cannot, because as a fill value it means NaN in arrays of floats."""
@@ -225,14 +237,25 @@ def takes(kind: type) -> Callable[[F], F]:
 # The draft.
 
 
-def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
-    """Begin the draft of an array of zeros. Check all arguments before the place is read."""
-    layout = _choose_layout(shape, dtype, options)
+def new_draft(
+    url: AnyPlace,
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    options: ArrayOptions,
+    text_nbytes: int = 0,
+) -> Draft:
+    """Begin the draft of an array of zeros. Check all arguments before the place is read.
+
+    `text_nbytes` is the average size of an item of text of any length, in bytes; 0 if it is unknown.
+    """
+    layout = choose_layout(shape, dtype, options, text_nbytes)
     params = resolve_cparams(options.cparams)
     if params.filters == AUTO and layout.dtype.kind == "U":
         # Shuffle the bytes of characters, which have 4 bytes in NumPy, and not the bytes of whole items.
         params = replace(params, filters_meta=(4,))
     check_dtype(params, layout.dtype)
+    if layout.is_text:
+        params = text_params(params)
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
     names = check_dims(options.dims, layout.ndim)
@@ -242,14 +265,7 @@ def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayO
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
     attrs = [(name, encode_attr(value, name)) for name, value in name_pairs(options.attrs)]
     place = place_new(url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite)
-    new = frame.create(
-        params,
-        frame_type=place.kind,
-        typesize=layout.itemsize,
-        chunksize=layout.chunk_nbytes,
-        blocksize=layout.block_nbytes,
-        metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
-    )
+    new = _new_frame(layout, params, place.kind, metalayers)
     # Use a view of one item, because the array may have billions of chunks.
     zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (layout.nchunks,))
     annotations = Annotations(
@@ -263,7 +279,41 @@ def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayO
     draft = Draft(place.store, None, state, overwrite=options.overwrite, first=place.first)
     for name, content in attrs:
         draft.set_attr(name, content)
+    if layout.is_text:
+        draft.set_attr(LENGTHS, pack_lengths(layout))
     return draft
+
+
+def _new_frame(layout: Layout, params: CParams, kind: FrameType, metalayers: list[tuple[str, bytes]]) -> Frame:
+    """Return the frame of a new array, without chunks."""
+    if layout.is_text:
+        own = [(BATCHES, pack_batches(layout)), (b2nd.TEXT, b2nd.pack(layout))]
+        return frame.create(
+            params, frame_type=kind, typesize=1, chunksize=0, metalayers=[*own, *metalayers], vl_blocks=True
+        )
+    return frame.create(
+        params,
+        frame_type=kind,
+        typesize=layout.itemsize,
+        chunksize=layout.chunk_nbytes,
+        blocksize=layout.block_nbytes,
+        metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
+    )
+
+
+def text_params(params: CParams) -> CParams:
+    """Return the parameters for text, without filters.
+
+    TypeError: the parameters name filters, or a codec for numbers.
+    """
+    if params.filters not in (AUTO, ()):
+        names = ", ".join(map(str, params.filters))
+        raise TypeError(f"filters rearrange the bytes of numbers, and text has none: leave out filters ({names})")
+    if params.is_zfp:
+        raise TypeError(f"the codec {params.codec!r} is for arrays of floats, not for text")
+    if params.use_dict:
+        raise TypeError("text is compressed without dictionaries: leave out use_dict")
+    return replace(params, filters=(), filters_meta=(), splitmode="auto")
 
 
 def draft_filled(
@@ -304,7 +354,13 @@ def aborting(draft: Draft) -> Iterator[None]:
         raise
 
 
-def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout:
+def choose_layout(
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    options: ArrayOptions,
+    text_nbytes: int = 0,
+) -> Layout:
+    """Choose chunks and blocks of a new array, and check shape and type; `text_nbytes` as in `new_draft`."""
     if isinstance(shape, str | os.PathLike):
         raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy converts items that are arrays to dimensions.
@@ -318,6 +374,8 @@ def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) ->
         # Other readers see items of ml_dtypes as raw bytes, because NumPy alone does not know these types.
         known_to_numpy = np.dtype((np.void, model.itemsize))
     text = dtypes.dtype_text(known_to_numpy)
+    if is_text(model.dtype):
+        return _text_layout(outer, model.dtype, text, options, text_nbytes or _USUAL_NBYTES)
     cut = chunking.automatic(
         outer, model.itemsize, chunks=options.chunks, blocks=options.blocks, inner=inner, access=options.access
     )
@@ -329,7 +387,8 @@ def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) ->
 def _note_choice(layout: Layout, options: ArrayOptions, params: CParams) -> str | None:
     """Return the note that an array with few items may get other chunks when it grows (see `Annotations.auto`)."""
     is_chosen = not (is_automatic(options.chunks) and is_automatic(options.blocks))
-    if is_chosen or not layout.shape or layout.nbytes >= chunking.LEAST_CHUNK_NBYTES:
+    # Chunks of text are chosen by the size of its items, which is better known now than when it grows.
+    if is_chosen or layout.is_text or not layout.shape or layout.nbytes >= chunking.LEAST_CHUNK_NBYTES:
         return None
     # Other codecs and filters, which users may have registered, may fit only the present blocks.
     fits_all_blocks = params.codec_id in _PLAIN_CODECS and _FOR_ALL_BLOCKS.issuperset(params.filter_slots)
@@ -339,6 +398,27 @@ def _note_choice(layout: Layout, options: ArrayOptions, params: CParams) -> str 
 def is_automatic(extents: Extents) -> bool:
     """Return whether extents of chunks or blocks leave the choice open."""
     return extents is None or (isinstance(extents, str) and extents == "auto")
+
+
+def _text_layout(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    text: str,
+    options: ArrayOptions,
+    nbytes: int,
+) -> Layout:
+    """Choose the chunks and blocks of an array of text, by the average size of its items in bytes."""
+    chunks, blocks = chunking.automatic(
+        shape, nbytes, chunks=options.chunks, blocks=options.blocks, access=options.access
+    )
+    nitems = math.prod(blocks)
+    if is_automatic(options.blocks):
+        nitems = min(_MOST_IN_BLOCK, max(1, _BLOCK_NBYTES // nbytes))
+    # Other blocks than runs would put the items into the chunk in another order.
+    blocks = automatic_run(chunks, nitems)
+    layout = Layout(shape, chunks, blocks, dtype, text)
+    check_count(layout)
+    return layout
 
 
 def require_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
@@ -378,6 +458,9 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
 
 def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     check_plain(value)
+    if is_text(dtype):
+        is_zero = value is UNSET or (isinstance(value, int) and value == 0)
+        return b"" if is_zero else pack_item(value, dtype)
     item = np.zeros((), dtype)
     # The number 0 means zero bytes for every type, including text and records.
     if value is not UNSET and not (isinstance(value, int) and value == 0):

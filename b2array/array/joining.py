@@ -30,6 +30,7 @@ from b2array.commit import edits
 from b2array.commit.draft import Draft
 from b2array.commit.write import rewrite
 from b2array.errors import ConflictError
+from b2array.format.strings import is_text
 from b2array.frame.fetch import read_chunks
 from b2array.frame.source import Location, Source
 from b2array.grid.assignment import check_plain
@@ -321,7 +322,7 @@ def _complete(
         blocks = _insert_extent(blocks, axis, 1)
         dims = None if dims is None else (*dims[:axis], None, *dims[axis:])
     # With items of more than twice the size, the chunks would become too large.
-    suits = 0 not in chunks and dtype.itemsize <= 2 * model.itemsize
+    suits = 0 not in chunks and dtype.itemsize <= 2 * model.itemsize and is_text(dtype) == is_text(model.dtype)
     if wanted.chunks is None and wanted.blocks is None and suits:
         wanted = replace(wanted, chunks=chunks, blocks=blocks)
     if wanted.fill_value is UNSET:

@@ -15,6 +15,7 @@ from b2array.commit import edits
 from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
+from b2array.commit.unwritten import complete
 from b2array.display.tables import html_rows, narrow_size, size, text_table
 from b2array.errors import ConflictError, FormatError, SnapshotLostError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
@@ -200,7 +201,7 @@ def _find_bare_chunks(state: State) -> Any:
 
 def give_checksums(draft: Draft) -> None:
     """Rewrite chunks without checksums: otherwise nobody would notice that other software overwrites them."""
-    draft.flush()
+    complete(draft)
     bare = _find_bare_chunks(draft.state).tolist()
     source = draft.reader()
     for n, stored in zip(bare, read_chunks(source, bare), strict=True):
@@ -306,8 +307,7 @@ def own_nbytes(states: Sequence[State]) -> list[int]:
     for state in states:
         is_own = np.isin(state.frame.offsets, alone)
         chunk_sizes = state.sizes[is_own, 0].astype(np.int64)
-        nblocks = state.sizes.shape[1] - 1
-        own.append(int((chunk_sizes + record_nbytes(nblocks)).sum()))
+        own.append(int((chunk_sizes + record_nbytes(state.nblocks)).sum()))
     return own
 
 

@@ -16,6 +16,7 @@ from b2array.codec.header import ChunkHeader
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format import dtypes
+from b2array.format.b2nd import GEOMETRIES
 from b2array.format.header import FIRST_BYTES
 from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
@@ -71,7 +72,7 @@ def face(handle: Handle) -> NDArray | SChunk | Items:
     state = handle.source.state
     # A damaged metalayer of an array also leads to NDArray, whose error says so.
     metalayers = dict(state.frame.metalayers)
-    if state.layout is not None or "b2nd" in metalayers or "caterva" in metalayers:
+    if state.layout is not None or not metalayers.keys().isdisjoint(GEOMETRIES):
         return NDArray(handle)
     if holds_items(state.frame):
         return Items(handle)

@@ -14,6 +14,7 @@ codecs    streams <-> payloads, codec by codec; registered codecs
 plugins   registered codecs of the Blosc project that are not built in: `zfp`, `jpeg2000`, `ndlz`
 filters   filters that prepare blocks for a codec, and their inverses; registered filters
 splice    replaces blocks of a chunk, and copies the streams of the others
+text      text of any length <-> msgpack <-> chunks of variable-length blocks
 lazy      chunks without data, as the C library makes them
 
 To decode, `decode` parses the head, checks that the streams can hold the sizes that they claim, and makes a plan: which

@@ -45,6 +45,7 @@ __all__ = [
     "decompress",
     "scratch_margins",
     "step_length",
+    "vl_block",
     "vl_blocks",
 ]
 
@@ -321,22 +322,29 @@ def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[byte
     """Decode the blocks of a chunk of variable-length blocks, one after the other."""
     header = stored.head.header
     total = 0
-    bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
-    for number, (start, stop) in enumerate(bounds):
-        (nbytes,) = _INT32.unpack_from(stored.region, start)
-        total += nbytes
-        if nbytes <= 0 or total > header.nbytes:
-            raise FormatError(
-                f"expected blocks of {header.nbytes} bytes in all, found {nbytes} bytes in block {number}"
-            )
-        plan = _plan_of_vl_block(header, context, nbytes)
-        data = _decode_payload(plan, stored, stored.region[start + 4 : stop], nbytes)
-        if plan.pipeline is not None:
-            rows = data.reshape(1, -1)
-            data = filters.backward(plan.pipeline, rows, reference=None, first=True)
-        yield data.tobytes()
+    for number in range(len(stored.starts)):
+        data = vl_block(stored, number, context=context)
+        total += len(data)
+        if total > header.nbytes:
+            break
+        yield data
     if total != header.nbytes:
         raise FormatError(f"expected blocks of {header.nbytes} bytes in all, found {total}")
+
+
+def vl_block(stored: Stored, number: int, *, context: Context = NO_CONTEXT) -> bytes:
+    """Decode one block of a chunk of variable-length blocks. Its bytes must be loaded in `stored`."""
+    header = stored.head.header
+    start, stop = int(stored.starts[number]), int(stored.stops[number])
+    (nbytes,) = _INT32.unpack_from(stored.region, start)
+    if not 0 < nbytes <= header.nbytes:
+        raise FormatError(f"expected blocks of {header.nbytes} bytes in all, found {nbytes} bytes in block {number}")
+    plan = _plan_of_vl_blocks(stored.head, context)
+    data = _decode_payload(plan, stored, stored.region[start + 4 : stop], nbytes)
+    if plan.pipeline is not None:
+        rows = data.reshape(1, -1)
+        data = filters.backward(plan.pipeline, rows, reference=None, first=True)
+    return data.tobytes()
 
 
 def _decode_rows(
@@ -439,12 +447,17 @@ def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> DecodePlan:
     return plan
 
 
-def _plan_of_vl_block(header: ChunkHeader, context: Context, nbytes: int) -> DecodePlan:
-    as_block = replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes)
-    plan = _plan(as_block, context, short=False)
-    # `_plan` may leave the shuffle to C-Blosc 1, which does not decode such blocks.
-    pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
-    return plan._replace(pipeline=_unless_identity(pipeline))
+def _plan_of_vl_blocks(head: ChunkHead, context: Context) -> DecodePlan:
+    """Return the plan for all blocks of a chunk of variable-length blocks; its `neblock` is none of their sizes."""
+    plan: DecodePlan | None = head.plans.get((context, False))
+    if plan is None:
+        header = head.header
+        as_block = replace(header, flags2=0, nbytes=header.typesize, blocksize=header.typesize)
+        # `_plan` may leave the shuffle to C-Blosc 1, which does not decode such blocks.
+        pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
+        plan = _plan(as_block, context, short=False)._replace(pipeline=_unless_identity(pipeline))
+        head.plans[context, False] = plan
+    return plan
 
 
 def _plan(header: ChunkHeader, context: Context, *, short: bool) -> DecodePlan:

@@ -46,6 +46,7 @@ __all__ = [
     "constant",
     "default_blocksize",
     "encode",
+    "encode_stream",
     "header_of",
     "make_storable",
     "plain",
@@ -652,25 +653,32 @@ def _stream_pieces(task: Task, stream: Bytes, dictionary: bytes | None = None) -
     """Encode one stream."""
     if (stream == stream[0]).all():
         return [_run_token(int(stream[0]))]
-    payload = _payload(task, stream, dictionary)
+    payload = encode_stream(stream, task.cparams, task.typesize, task.pipeline.blockshape, dictionary)
     if payload is None or len(payload) >= len(stream):
         return [struct.pack("<i", len(stream)), stream.tobytes()]
     return [struct.pack("<i", len(payload)), payload]
 
 
-def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
-    codec = task.cparams.codec_id
+def encode_stream(
+    stream: Bytes,
+    cparams: CParams,
+    typesize: int = 1,
+    blockshape: tuple[int, ...] | None = None,
+    dictionary: bytes | None = None,
+) -> Buffer | None:
+    """Encode one stream, after its filters; None if it would not become smaller."""
+    codec = cparams.codec_id
     # C-Blosc 1 has the only encoder of BloscLZ, and encodes LZ4HC if the package lz4 is missing.
     in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= MIN_STREAM)
     if in_c and dictionary is None:
-        return cblosc.encode_stream(codec, stream, task.cparams.clevel)
+        return cblosc.encode_stream(codec, stream, cparams.clevel)
     return codecs.encode(
         codec,
         stream.data,
-        clevel=task.cparams.clevel,
-        meta=task.cparams.codec_meta,
-        typesize=task.typesize,
-        blockshape=task.pipeline.blockshape,
+        clevel=cparams.clevel,
+        meta=cparams.codec_meta,
+        typesize=typesize,
+        blockshape=blockshape,
         dictionary=dictionary,
     )
 

@@ -37,6 +37,8 @@ point, and a worker returns its changes as a `ChangeSet`. `changes.join_changes`
 commits like any other.
 
 open_chunk     `OpenChunk`: a chunk that is being changed, and is encoded at the end
+text_chunk     `TextChunk`: the same for a chunk of text
+unwritten      stores the chunks of text that nobody has written, before a commit
 write          the values of a selection -> new chunks
 edits          inserts, updates, deletes and reorders chunks; compacts a frame; restores a kept state
 resize         resizes an array; appends, inserts and deletes along an axis

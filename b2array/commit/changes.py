@@ -25,7 +25,7 @@ from b2array.format import index
 from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept, ledger_of
-from b2array.format.state import State, copy_table, count_sized_blocks, find_changed_chunks, with_index
+from b2array.format.state import State, copy_table, find_changed_chunks, sizes_width, with_index
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import FilterSlots
 from b2array.store.base import Version
@@ -268,7 +268,7 @@ def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
         blocksize=geometry.blocksize,
         vl_blocks=geometry.vl_blocks,
     )
-    sizes = _with_width(sizes, 1 + count_sized_blocks(new.frame))
+    sizes = _with_width(sizes, sizes_width(new.frame))
     return new.with_tables(sizes, records)
 
 

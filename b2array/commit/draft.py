@@ -22,7 +22,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import ChangeSet, Keep, New, apply_change, copy_for_changes, rebase_change, reindex_state
 from b2array.commit.fork_point import ForkPoint, Forks
 from b2array.commit.leftovers import belongs
-from b2array.commit.open_chunk import OpenChunk, Undo, WriteBuffer
+from b2array.commit.open_chunk import AnyChunk, Undo, WriteBuffer
 from b2array.commit.pins import pinned_places, pins_of, try_manifests_lock
 from b2array.commit.staging import CreatedFiles, Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
@@ -322,7 +322,7 @@ class Draft(Source):
         file.
         """
         try:
-            return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
+            return self.staging.put(n, buf, self.state.sizes.shape[1], head)
         except MISSING as error:
             if self.base is None:
                 raise
@@ -374,7 +374,7 @@ class Draft(Source):
             wanted = list(chunks) if numbers is None else numbers
             chosen = [(n, chunks[n]) for n in wanted if n in chunks]
 
-            def store(numbered: tuple[int, OpenChunk]) -> bytes | Staged:
+            def store(numbered: tuple[int, AnyChunk]) -> bytes | Staged:
                 """Encode a chunk; in a sparse frame, stage it as well."""
                 n, chunk = numbered
                 buf = chunk.encode()

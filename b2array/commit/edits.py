@@ -21,6 +21,7 @@ from b2array.errors import FormatError
 from b2array.format import index
 from b2array.format.header import FrameType
 from b2array.format.state import State
+from b2array.format.strings import LENGTHS, pack_lengths
 from b2array.frame.fetch import read_chunks
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
@@ -186,6 +187,8 @@ def restore_state(draft: Draft, state: State) -> None:
     names = {*draft.state.attr_names} | {*state.attr_names}
     for name in names:
         draft.set_attr(name, state.attr(name))
+    if state.layout is not None and state.layout.is_text:
+        draft.set_attr(LENGTHS, pack_lengths(state.layout))
     then = state.annotations
     draft.annotate(
         fill=then.fill,

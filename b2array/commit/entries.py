@@ -33,6 +33,7 @@ from b2array.commit.handle import Handle
 from b2array.commit.leftovers import discard
 from b2array.commit.one import Prepared, commit, stage
 from b2array.commit.outcomes import create_under_own_name
+from b2array.commit.unwritten import complete
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
@@ -303,7 +304,7 @@ def _complete_new(group: GroupOnDisk, written: Mapping[str, MemberChange]) -> No
             if draft is None:
                 continue
             try:
-                draft.flush()
+                complete(draft)
                 if member.token:
                     with member.handle.mutex.held:
                         member.handle.leave(commit(draft))

@@ -31,6 +31,7 @@ from b2array.commit.manifests import replace_manifest
 from b2array.commit.outcomes import create_under_own_name, look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan, plan
 from b2array.commit.prepare import make_objects, make_plan, observe, pieces, require_files, whole
+from b2array.commit.unwritten import complete
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
@@ -172,7 +173,7 @@ def commit_rows(
     prepared: dict[str, _Prepared] = {}
     group = catalog.group
     before = Manifest()
-    map_concurrently(lambda draft: draft.flush(), drafts.values())
+    map_concurrently(complete, drafts.values())
     for attempt in attempts(group):
         with group.lock(MANIFEST):
             # Under a lock, no writer can replace the manifest after it was read. Without one, the conditional write

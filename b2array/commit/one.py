@@ -31,6 +31,7 @@ from b2array.commit.pins import (
 )
 from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import make_objects, make_plan, pieces, require_files, whole
+from b2array.commit.unwritten import store_unwritten
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -63,6 +64,8 @@ def commit(draft: Draft) -> Snapshot:
     threads.require_running()
     try:
         draft.flush()
+        if draft.state.layout is not None and draft.state.layout.is_text:
+            store_unwritten(draft)
         if draft.base is not None and not draft.changed:
             snapshot = draft.base
         else:
@@ -322,6 +325,8 @@ def stage(
     changed the same chunks, or files of new chunks were removed.
     """
     draft.flush()
+    if draft.state.layout is not None and draft.state.layout.is_text:
+        store_unwritten(draft)
     for _ in attempts(draft.store):
         current = None if draft.base is None else _rebase_on_newest(draft)
         if group_commit is not None:

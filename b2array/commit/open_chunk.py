@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from operator import mul
 from typing import Any, cast
 
 import numpy as np
@@ -23,15 +24,17 @@ from b2array.codec.cparams import CParams
 from b2array.codec.decode import Tile
 from b2array.codec.header import FilterId
 from b2array.codec.splice import splice
+from b2array.commit.text_chunk import OldText, TextChunk
 from b2array.errors import FormatError
 from b2array.format.state import State
+from b2array.format.strings import unpack_item
 from b2array.frame.cache import CacheEntry
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Run, put, take
 from b2array.grid.tiling import Patch, parts_of_blocks
 from b2array.store.base import Mutex
 
-__all__ = ["Form", "OpenChunk", "Undo", "WriteBuffer"]
+__all__ = ["AnyChunk", "Form", "OpenChunk", "Undo", "WriteBuffer"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -61,6 +64,21 @@ class Form:
             Context(frame.codec, frame.codec_meta, layout.blocks),
             state.annotations.fill,
         )
+
+    def open_text(
+        self,
+        number: int,
+        stored: Stored | None,
+        before: Layout,
+        coords: tuple[int, ...],
+    ) -> TextChunk:
+        """Open a chunk of text on top of its old bytes, or without them if a write replaces all of it.
+
+        The old bytes were written in the layout `before`, in which the chunk had the same `coords`.
+        """
+        fill = unpack_item(self.fill or b"", self.layout.dtype)
+        old = None if stored is None else OldText(stored, before, sum(map(mul, coords, before.grid_strides)))
+        return TextChunk(self.layout, self.cparams, self.context, number, fill, old)
 
     def blank(self, count: int) -> Bytes:
         """Return memory for blocks that values will fill; it is zeroed if the values do not cover all bytes."""
@@ -305,6 +323,10 @@ class OpenChunk:
         return np.stack([tile.data[row] for tile, row, _ in entries])
 
 
+AnyChunk = OpenChunk | TextChunk
+"""A chunk that is being changed, with items of one size or with text."""
+
+
 def _put_runs(
     grid: Array,
     runs: tuple[Run, ...],
@@ -347,12 +369,12 @@ class WriteBuffer:
     """
 
     def __init__(self) -> None:
-        self.chunks: dict[int, OpenChunk] = {}
+        self.chunks: dict[int, AnyChunk] = {}
         self._sizes: dict[int, int] = {}
         self.nbytes = 0
         self.mutex = Mutex()
 
-    def keep(self, n: int, chunk: OpenChunk) -> None:
+    def keep(self, n: int, chunk: AnyChunk) -> None:
         """Keep a chunk, now the most recently written one, in place of an earlier one with its number."""
         self.drop(n)
         self.chunks[n] = chunk
@@ -364,7 +386,7 @@ class WriteBuffer:
         self.chunks.pop(n, None)
         self.nbytes -= self._sizes.pop(n, 0)
 
-    def replace(self, chunks: Mapping[int, OpenChunk]) -> None:
+    def replace(self, chunks: Mapping[int, AnyChunk]) -> None:
         """Forget all chunks, and keep these instead."""
         self.chunks = dict(chunks)
         self._sizes = {n: chunk.nbytes for n, chunk in chunks.items()}

@@ -44,7 +44,7 @@ from b2array.format.foreign_indexes import with_stale_indexes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
-from b2array.format.state import State, layers_with, parse
+from b2array.format.state import State, layers_with, parse, with_text_nbytes
 from b2array.frame.snapshot import Snapshot
 
 __all__ = ["CommitStep", "Facts", "Plan", "find_unnoted", "plan"]
@@ -204,6 +204,7 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
     nbytes, above = sizes[:, 0], offsets >= ledger.floor
     if not nbytes[offsets >= 0].all():
         return None
+    # For text, this is 4 bytes too much.
     records = int(above.sum()) * record_nbytes(sizes.shape[1] - 1)
     live = int(nbytes[above].sum(dtype=np.int64)) + records
     return ledger.dead + max(0, state.frame.cbytes - ledger.floor) - live
@@ -218,6 +219,8 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
     LimitError: the file has no room for the chunks of kept states.
     """
     state = apply_change(change, _start(change, current))
+    if state.layout is not None and state.layout.is_text:
+        state = with_text_nbytes(state)
     if change.changes_values:
         state = with_stale_indexes(state)
     is_sparse = state.frame.frame_type == FrameType.SPARSE
@@ -434,7 +437,7 @@ def _with_places(keep: Keep, coming: State, placed: _Placed) -> State:
     if keep.state is None:
         return coming
     offsets = placed.replace_codes(keep.state.frame.offsets)
-    state = keep.state.with_frame(offsets=offsets, cbytes=placed.end)
+    state = with_text_nbytes(keep.state).with_frame(offsets=offsets, cbytes=placed.end)
     if state.frame.frame_type != FrameType.SPARSE:
         return state
     stored = int(state.sizes[state.frame.offsets >= 0, 0].sum(dtype=np.int64))

@@ -22,6 +22,7 @@ from b2array.commit.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
 from b2array.format.state import State, choose_layout, reshape, with_layout
+from b2array.format.strings import LENGTHS, item_of, pack_lengths
 from b2array.frame.read import read
 from b2array.frame.source import Source
 from b2array.grid import selection
@@ -76,7 +77,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
 
     def read_and_fill(box: Box) -> Array:
         """Read the old items of a box, and return the box with the fill value for all other items."""
-        fill = np.frombuffer(item, new.dtype)[0]
+        fill = item_of(item, new.dtype)
         values = np.full(_lengths(box), fill, new.dtype)
         stops = _common([i.stop for i in box], extents)
         sides = zip(box, stops, strict=True)
@@ -86,7 +87,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
         values[target] = read_box(before, old, old_box)
         return values
 
-    mixed = _mixed_chunks(draft, old, new, item)
+    mixed = _cut_chunks(old, new) if new.is_text else _mixed_chunks(draft, old, new, item)
     rewrite(draft, new, mixed, read_and_fill)
 
 
@@ -141,6 +142,19 @@ def choose_chunks(draft: Draft, axes: Sequence[int], every: int | None = None) -
     return True
 
 
+def _cut_chunks(old: Layout, new: Layout) -> list[int]:
+    """Return the chunks whose extents change: chunks of text have no padding."""
+    numbers = np.arange(new.nchunks).reshape(new.grid_shape)
+    common = tuple(slice(0, n) for n in _common(old.grid_shape, new.grid_shape))
+    changed = np.zeros(new.grid_shape, bool)
+    for axis, (before, after, chunk) in enumerate(zip(old.shape, new.shape, new.chunks, strict=True)):
+        row = min(before, after) // chunk if chunk else 0
+        # The last row of the shorter array is cut off there, unless it ends with a whole chunk.
+        if before != after and chunk and min(before, after) % chunk:
+            changed[(slice(None),) * axis + (row,)] = True
+    return [int(n) for n in numbers[common][changed[common]]]
+
+
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """Yield the chunks in which old and new items meet, except chunks that repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
@@ -180,7 +194,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     _reindex(draft, state, rows, fill=False)
     key = [slice(0, extent, 1) for extent in shape]
     key[axis] = slice(length, shape[axis], 1)
-    write(draft, new, tuple(key), None, values)
+    write(draft, new, tuple(key), None, values, before=old)
 
 
 class _Piece(NamedTuple):
@@ -260,6 +274,8 @@ def _splice(
     for piece, (start, stop) in placed:
         if not piece.is_new:
             _find_rows(rows[axis], piece.positions, start, stop, end, step)
+    if new.is_text:
+        _drop_cut_rows(rows[axis], length=old.shape[axis], end=end, step=step)
     _reindex(draft, state, rows, fill=False)
     # Compose only the chunks that did not move as a whole.
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
@@ -321,6 +337,15 @@ def _find_rows(
             rows[row] = origin // step
 
 
+def _drop_cut_rows(rows: npt.NDArray[np.int64], *, length: int, end: int, step: int) -> None:
+    """Take back the moves of rows whose extents change: chunks of text have no padding."""
+    for row, origin in enumerate(rows.tolist()):
+        before = min(step, length - origin * step)
+        after = min(step, end - row * step)
+        if origin >= 0 and before != after:
+            rows[row] = -1
+
+
 def _slice_positions(positions: Positions, low: int, high: int) -> Positions:
     """Return positions `low` to `high` of a sequence of positions."""
     if isinstance(positions, slice):
@@ -360,6 +385,8 @@ def _reindex(
         order[np.ix_(*targets)] = numbers[np.ix_(*origins)]
     order = order.reshape(-1)
     draft.reindex(order, state, nbytes=new.nbytes)
+    if new.is_text:
+        draft.set_attr(LENGTHS, pack_lengths(new))
     if fill:
         new_chunks = np.flatnonzero(order < 0)
         fill_chunks(draft, new, _fill_item(draft, new), new_chunks)
@@ -375,7 +402,8 @@ def fill_chunks(
 
     The small chunks are staged.
     """
-    special = special_of(item, layout.dtype)
+    # The index of a transaction says of a chunk of text only that nobody has written it yet.
+    special = Special.ZEROS if layout.is_text else special_of(item, layout.dtype)
     if special is not None:
         # Leave equal entries alone, so that the commit does not count them as changed.
         is_other = draft.frame.offsets[numbers] != index.special_offset(special)
@@ -405,6 +433,8 @@ def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
 def _fill_item(draft: Draft, layout: Layout) -> bytes:
     """Return the bytes of the array's fill value: zeros if it has none, or one of another size."""
     item = draft.state.annotations.fill
+    if layout.is_text:
+        return item or b""
     if item is None or len(item) != layout.itemsize:
         return bytes(layout.itemsize)
     return item

@@ -196,12 +196,12 @@ class Staging:
         self,
         n: int,
         buf: bytes,
-        nblocks: int,
+        width: int,
         head: ChunkHead | None = None,
     ) -> Staged:
         """Stage a chunk, which will be chunk `n`: write it to a new file, or to the spool.
 
-        The chunk's row of sizes has a column for each of its `nblocks` blocks. A chunk of zeros or NaN is encoded
+        The chunk's row of sizes has `width` columns. A chunk of zeros or NaN is encoded
         again, so that its bytes are stored. ConflictError: the transaction has ended, or belongs to another process.
         """
         self.require_open()
@@ -212,7 +212,7 @@ class Staging:
             buf = encode.make_storable(buf)
             head = chunk.unpack_head(buf)
             header = head.header
-        row = sizes_row(head, nblocks)
+        row = sizes_row(head, width)
         if self._spool is None:
             code, record = self._create_file(n, buf, head)
         else:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from b2array import threads
 from b2array.codec.chunk import Stored
 from b2array.commit.draft import Draft
-from b2array.commit.open_chunk import Form, OpenChunk, WriteBuffer
+from b2array.commit.open_chunk import AnyChunk, Form, OpenChunk, WriteBuffer
+from b2array.commit.text_chunk import TextChunk
 from b2array.errors import FormatError, UnsupportedError, prefix_error
 from b2array.frame.fetch import fetch
 from b2array.frame.source import ChunkRequest, Staged
@@ -40,16 +41,19 @@ def write(
     axes: Axes | None,
     values: Array,
     fields: str | list[str] | None = None,
+    before: Layout | None = None,
 ) -> None:
     """Write values to the selected items: encode and store new chunks, or keep them open in a transaction.
 
     `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
-    With `fields`, only these fields are changed. Chunks that are written in part are read first.
+    With `fields`, only these fields are changed. Chunks that are written in part are read first. `before` is the layout
+    in which these were written, if the draft has just got another shape.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
     by_slices = axes is None and np.ndarray not in map(type, positions)
-    writer = _Writer(draft, Form.of(draft.state, layout), axes, values, fields, by_slices, alone=len(first) == 1)
+    form = Form.of(draft.state, layout)
+    writer = _Writer(draft, form, axes, values, fields, before or layout, by_slices, alone=len(first) == 1)
     if draft.buffer is not None:
         writer.keep_open(draft.buffer, chain(first, chunks))
         return
@@ -85,7 +89,7 @@ def rewrite(
         box = chunk_box(layout, coords)
         whole = tuple(slice(0, i.stop - i.start, 1) for i in box)
         values = np.asarray(produce(box))
-        writer = _Writer(draft, form, None, values, None)
+        writer = _Writer(draft, form, None, values, None, layout)
         return writer.make((number, Part(coords, whole, whole)))
 
     _set_chunks(draft, threads.spread(make, numbers), after_each)
@@ -100,7 +104,7 @@ def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
     return tuple(box)
 
 
-NewChunk = tuple[int, OpenChunk | bytes | Staged]
+NewChunk = tuple[int, AnyChunk | bytes | Staged]
 """The number of a chunk, and the chunk: still open, encoded, or staged."""
 
 
@@ -112,7 +116,7 @@ def _set_chunks(draft: Draft, chunks: Generator[NewChunk], after_each: Callable[
     # The threads must end before the transaction undoes their work.
     with closing(chunks):
         for number, chunk in chunks:
-            if isinstance(chunk, OpenChunk):
+            if isinstance(chunk, OpenChunk | TextChunk):
                 if draft.buffer is not None:
                     draft.buffer.keep(number, chunk)
             else:
@@ -130,6 +134,7 @@ class _Writer:
     axes: Axes | None
     values: Array
     fields: str | list[str] | None
+    before: Layout
     by_slices: bool = True
     alone: bool = False
 
@@ -157,7 +162,12 @@ class _Writer:
         try:
             if chunk is None:
                 stored = None if whole else self._read_stored(number, private=stays_open)
-                chunk = OpenChunk(self.form, stored)
+                if self.form.layout.is_text:
+                    chunk = self.form.open_text(number, stored, self.before, part.coords)
+                else:
+                    chunk = OpenChunk(self.form, stored)
+            elif isinstance(chunk, TextChunk):
+                chunk.move(self.form.layout, number, undo)
             chunk.put(part, patch, self.axes, self.values, self.fields, undo)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {number} of {draft.url}", error) from error

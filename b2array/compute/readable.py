@@ -126,7 +126,10 @@ class Readable(Operators):
 
     @property
     def nbytes(self) -> int:
-        """Size of all items in bytes, without padding and compression."""
+        """Size of all items in bytes, without padding and compression.
+
+        As in NumPy, an item of StringDType counts 16 bytes, however long its text is.
+        """
         return self.size * self.itemsize
 
     def __getitem__(self, key: Any) -> Any:

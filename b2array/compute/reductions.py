@@ -155,6 +155,8 @@ def _reduce(
 ) -> Any:
     def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
+        if layout.is_text:
+            raise TypeError(f"{function.__name__} reduces numbers, and the items are of {layout.dtype}: use a[...]")
         mapping = a._mapping(layout.shape)
         view_shape = mapping.lengths  # `a` may change in the meantime
         ndim = len(view_shape)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array.array import array_at
+from b2array.array.drafts import ArrayOptions, choose_layout
 from b2array.codec.cparams import AnyCParams, resolve_cparams
 from b2array.display.tables import count_text, size
 from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, UnsupportedError, warn
@@ -30,7 +31,7 @@ from b2array.exchange.formats import (
     Options,
     Piece,
     Storage,
-    with_size,
+    storable,
 )
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
@@ -387,7 +388,7 @@ def _convert_one(
     progress: bool,
 ) -> None:
     """Convert the single array of a source."""
-    source = with_size(source)
+    source = storable(source, target.keeps)
     settings = _settings(source, wanted)
     target.check(source, settings)
     _warn_of_loss(source, target, url, snapshots=settings.snapshots)
@@ -398,7 +399,7 @@ def _convert_one(
         target.write(url, source, _pieces(source, regions, bar.advance), settings)
     if verify:
         with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as bar:
-            _compare(source, with_size(copy), regions, url, bar.advance)
+            _compare(source, storable(copy, target.keeps), regions, url, bar.advance)
 
 
 def _convert_all(
@@ -424,7 +425,7 @@ def _convert_all(
         with track(len(tree.names), label, progress, unit="items") as bar:
             for name in names:
                 try:
-                    source = with_size(tree.open(name))
+                    source = storable(tree.open(name), target.keeps)
                     verb(name, source, _settings(source, wanted))
                 except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
                     failed[name] = error
@@ -438,7 +439,7 @@ def _convert_all(
     def compare(name: str, source: ArraySource, settings: Options) -> None:
         _compare(
             source,
-            with_size(copies.open(name)),
+            storable(copies.open(name), target.keeps),
             _regions(source, target, settings),
             f"{url}/{name}",
         )
@@ -476,10 +477,14 @@ def _settings(source: ArraySource, wanted: Options) -> Options:
     """Return the options with chunks and blocks for a source: requested by the user, taken from the source, or new."""
     chunks, inner = wanted.given
     if chunks is None and source.chunks is not None and wanted.access is None:
-        nbytes = math.prod(source.chunks) * source.dtype.itemsize
+        nbytes = math.prod(source.chunks) * source.item_nbytes
         if (0 not in source.shape and _FEWEST <= nbytes <= _MOST) or source.chunks == source.shape:
             chunks = source.chunks
             inner = source.blocks if inner is None else inner
+    if source.dtype.kind == "T":
+        asked = ArrayOptions(chunks, inner, wanted.access)
+        layout = choose_layout(source.shape, source.dtype, asked, source.text_nbytes)
+        return wanted._replace(chunks=layout.chunks, blocks=layout.blocks)
     cut, within = automatic(
         source.shape,
         source.dtype.itemsize,
@@ -525,7 +530,7 @@ def _warn_of_lost_attributes(tree: Hierarchy, target: Format, url: str) -> None:
 
 def _regions(source: ArraySource, target: Format, settings: Options) -> list[Box]:
     """Divide an array into boxes to read and write at once: whole chunks, if possible of the destination."""
-    most = _BUDGET // max(1, source.dtype.itemsize)
+    most = _BUDGET // max(1, source.item_nbytes)
     if target.sequential:
         # Small pieces stay in the processor's cache. But reading part of a chunk decodes the whole chunk, so these
         # pieces are larger.
@@ -556,7 +561,7 @@ def _compare(
     advance: Callable[[int], object] = id,
 ) -> None:
     # In Zarr 3 the byte order belongs to the storage, not to the type. In HDF5 text has a variable length.
-    is_text = {source.dtype.kind, copy.dtype.kind} == {"U"}
+    is_text = {source.dtype.kind, copy.dtype.kind} <= {"T", "U"}
     same_type = is_text or source.dtype.newbyteorder("=") == copy.dtype.newbyteorder("=")
     if source.shape != copy.shape or not same_type:
         raise B2ArrayError(
@@ -577,6 +582,8 @@ def _same(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> bool:
         return all(_same(x[name], y[name]) for name in x.dtype.names)
     if x.dtype.char in "gG":
         return bool(np.array_equal(x, y, equal_nan=True))
+    if x.dtype.kind == "T":
+        return x.shape == y.shape and repr(x.tolist()) == repr(y.tolist())
     return x.shape == y.shape and x.tobytes() == y.tobytes()
 
 

@@ -9,7 +9,7 @@ import importlib
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
+from b2array.codec.text import estimate_nbytes, has_missing
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
 from b2array.errors import FormatError, UnsupportedError
@@ -35,10 +36,10 @@ from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.kept import ledger_of
-from b2array.format.text import find_dtype, is_unsized
 from b2array.frame.snapshot import load
 from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
+from b2array.grid.text_items import find_dtype, is_unsized, refuse_missing
 from b2array.group.addressing import split_member
 from b2array.group.kept import Moment
 from b2array.group.local import copier_of
@@ -56,6 +57,7 @@ __all__ = [
     "NPY",
     "PACKING",
     "UNLIMITED",
+    "WITH_TEXT",
     "ArraySource",
     "Box",
     "Build",
@@ -76,11 +78,14 @@ __all__ = [
     "refuse_objects",
     "require",
     "source_of",
-    "with_size",
+    "storable",
 ]
 
 UNLIMITED = "_unlimited"
 """The attribute in which an array keeps the unlimited axes of the HDF5 dataset that it was copied from."""
+_TEXT = np.dtypes.StringDType()
+_SAMPLED = 4096
+"""The number of items of text whose size is measured."""
 _TEXTS = 2**18
 """The number of variable-length texts to read together."""
 
@@ -101,7 +106,7 @@ class ArraySource:
     `chunks` and `blocks` are None for a format without them. With `is_sharded`, the blocks are the chunks of shards.
     `unlimited` lists the axes along which the array can grow, for a format that also has fixed axes. `stored` returns
     the number of stored bytes; None if it is unknown. `handle` is set for a Blosc2 frame; the items of a super-chunk
-    are its bytes.
+    are its bytes. `text_nbytes` is the average size of text of any length.
     """
 
     shape: tuple[int, ...]
@@ -116,6 +121,12 @@ class ArraySource:
     handle: Handle | None = None
     is_sharded: bool = False
     unlimited: tuple[int, ...] = ()
+    text_nbytes: int = 0
+
+    @property
+    def item_nbytes(self) -> int:
+        """The size of an item in bytes; for text of any length, about the average size in memory."""
+        return self.dtype.itemsize + self.text_nbytes
 
     @property
     def fill(self) -> Any:
@@ -129,6 +140,8 @@ class ArraySource:
     def is_filled(self) -> bool:
         """Whether the fill value is not zero."""
         item = np.asarray(self.fill)
+        if self.dtype.kind == "T":
+            return not isinstance(self.fill, str) or self.fill != ""
         # Compare extended floats by value, because some of their bytes are unused.
         return bool(item != 0) if self.dtype.char in "gG" else any(item.tobytes())
 
@@ -269,17 +282,35 @@ def require(module: str, extra: str, what: str) -> ModuleType:
 
 def refuse_objects(source: ArraySource, _: Options) -> None:
     """Raise UnsupportedError for items that are Python objects."""
-    if source.dtype.hasobject:
+    if source.dtype.hasobject and source.dtype.kind != "T":
         raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
 
 
-def with_size(source: ArraySource) -> ArraySource:
-    """Return a source of variable-length text with a type for its longest item; return other sources unchanged.
+def storable(source: ArraySource, keeps: Collection[str]) -> ArraySource:
+    """Return a source of text of any length in a form that a format can store; return other sources unchanged.
 
-    To find the longest item, this reads all of the text.
+    `keeps` lists what the format stores: without "text", text gets a type for its longest item, and without "missing
+    text", a missing item is an error. To find the longest item, or the type of objects, this reads all of the text.
     """
     if not is_unsized(source.dtype):
         return source
+    if source.dtype.kind == "T" and "text" in keeps:
+        dtype = source.dtype if "missing text" in keeps else _TEXT
+        return _as_text(source, dtype)
+    dtype = _find_type(source)
+    if dtype.kind == "U" and "text" in keeps:
+        return _as_text(source, _TEXT)
+    fill = source.fill_value if isinstance(source.fill_value, str | bytes) else ""
+    return replace(
+        source,
+        dtype=dtype,
+        fill_value=fill or 0,
+        read=lambda box: np.asarray(source.read(box), object).astype(dtype),
+    )
+
+
+def _find_type(source: ArraySource) -> np.dtype[Any]:
+    """Return the type of fixed size for the longest item of a source of text or bytes."""
     fill = source.fill_value if isinstance(source.fill_value, str | bytes) else ""
     kinds: set[np.dtype[Any]] = set()
     try:
@@ -291,13 +322,31 @@ def with_size(source: ArraySource) -> ArraySource:
         raise UnsupportedError(f"items of any length can only be text or bytes: {error}") from None
     if len({each.kind for each in kinds}) > 1:
         raise UnsupportedError("items of any length can only be text or bytes, found both")
-    dtype = max(kinds, key=lambda each: each.itemsize, default=np.dtype("U1"))
-    return replace(
-        source,
-        dtype=dtype,
-        fill_value=fill or 0,
-        read=lambda box: np.asarray(source.read(box), object).astype(dtype),
-    )
+    return max(kinds, key=lambda each: each.itemsize, default=np.dtype("U1"))
+
+
+def _as_text(source: ArraySource, dtype: np.dtype[Any]) -> ArraySource:
+    """Return a source whose items are text of this type; a sample of them tells how many bytes they have."""
+
+    def read(box: Box) -> npt.NDArray[Any]:
+        values = np.asarray(source.read(box))
+        try:
+            refuse_missing(values, dtype)
+        except TypeError:
+            mark = source.dtype.na_object  # type: ignore[attr-defined]
+            raise UnsupportedError(
+                f"the destination's format has no missing text, found missing items ({mark!r}): replace them"
+            ) from None
+        return values.astype(dtype)
+
+    nbytes = 0
+    first = next(iter(boxes(source.shape, _SAMPLED, source.shape)), None)
+    if first is not None and 0 not in source.shape:
+        sample = read(first)
+        nbytes = estimate_nbytes(sample) // sample.size
+    is_mark = source.fill_value is None or not isinstance(source.fill_value, str)
+    fill = 0 if is_mark and not has_missing(dtype) else source.fill_value
+    return replace(source, dtype=dtype, fill_value=fill, read=read, text_nbytes=nbytes)
 
 
 @contextmanager
@@ -444,7 +493,9 @@ def array_options(source: ArraySource, settings: Options) -> ArrayOptions:
     )
 
 
-KEPT_BY_FRAMES = frozenset({"attrs", "dims", "fill value", "snapshots"})
+KEPT_BY_FRAMES = frozenset({"attrs", "dims", "fill value", "snapshots", "text", "missing text"})
+WITH_TEXT = frozenset({"attrs", "dims", "fill value", "text"})
+"""What formats of other libraries keep that have text of any length, without missing items."""
 
 B2ND = Format(
     "b2nd",

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from b2array.codec.text import estimate_nbytes
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
 from b2array.exchange import dimension_scales, formats, hdf5_chunks, hdf5_links, hdf5_ragged
 from b2array.exchange.formats import ArraySource, Box, Building, Format, Hierarchy, Options, Piece, Storage
@@ -389,7 +390,7 @@ def _unpack_attr(value: Any, packs: bool = False) -> Any:
 def _type_to_store(dtype: np.dtype[Any]) -> Any:
     """Return the type to store: opaque bytes for times, which h5py recognises, and variable-length text for text."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    if dtype.kind == "U":
+    if dtype.kind in "UT":
         return h5py.string_dtype()
     return h5py.opaque_dtype(dtype) if dtype.kind in "mM" else dtype
 
@@ -399,7 +400,7 @@ def _check(source: ArraySource, settings: Options) -> None:
     h5py = formats.require("h5py", "hdf5", "HDF5")
     try:
         is_stored = (
-            source.dtype.kind == "U"
+            source.dtype.kind in "UT"
             or h5py.h5t.py_create(_type_to_store(source.dtype), logical=True).dtype == source.dtype
         )
     except TypeError as error:
@@ -552,7 +553,7 @@ def _put(
     # In HDF5 only datasets with chunks can grow.
     if "chunks" in options and source.unlimited:
         options["maxshape"] = tuple(None if axis in source.unlimited else n for axis, n in enumerate(source.shape))
-    is_text = source.dtype.kind == "U"
+    is_text = source.dtype.kind in "UT"
     compression = settings.options.get("compression", "gzip")
     # Chunks of text hold addresses in the file, which only HDF5 can resolve.
     is_direct = "chunks" in options and compression != "gzip" and not is_text
@@ -592,7 +593,9 @@ def _put(
 def _with_room(file: Any, pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Reserve room for each piece before HDF5 writes it."""
     for box, values in pieces:
-        extra = values.size * _ITEM_NBYTES if values.dtype.kind in "OU" else 0
+        extra = values.size * _ITEM_NBYTES if values.dtype.kind in "OUT" else 0
+        if values.dtype.kind == "T":
+            extra += estimate_nbytes(values)
         _reserve(file, values.nbytes + extra)
         yield box, values
 
@@ -604,6 +607,7 @@ HDF5 = Format(
     _check,
     formats.lone(partial(_building, most=1)),
     building=_building,
+    keeps=formats.WITH_TEXT,
     magics=(_MAGIC,),
 )
 FOLLOWING = HDF5._replace(tree=partial(_tree, follow_external=True))

@@ -250,7 +250,7 @@ def _create(
         # In version 2, xarray treats items equal to the fill value as missing.
         fill = missing if isinstance(missing, fitting) else None
     if settings.cparams is not None:
-        dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
+        dims["compressors"] = _codec(settings.cparams, number, 1 if source.dtype.kind == "T" else source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
     if number == 3 and settings.blocks is not None and (source.is_sharded or settings.given[1] is not None):
         dims["shards"], chunks = _shards(chunks, settings.blocks)
@@ -311,7 +311,10 @@ def _check(source: ArraySource, settings: Options) -> None:
             probe[:] = one
             probe = zarr.open_array(memory, mode="r")
         # Zarr changes the bytes of some types.
-        is_stored = probe.dtype.newbyteorder("=") == source.dtype.newbyteorder("=") and bool((probe[:] == one).all())
+        is_text = source.dtype.kind == "T"
+        # The type of text has no byte order, and older versions of Zarr return objects.
+        same_type = is_text or probe.dtype.newbyteorder("=") == source.dtype.newbyteorder("=")
+        is_stored = same_type and bool((probe[:] == one).all())
     except (TypeError, ValueError) as error:
         raise UnsupportedError(f"Zarr cannot hold items of type {source.dtype}: {error}") from None
     if not is_stored:
@@ -542,4 +545,4 @@ def _is_there(url: str, store: Store, settings: Options, kind: str) -> bool:
     return True
 
 
-ZARR = Format("zarr", (".zarr",), _tree, _check, _write, building=_building)
+ZARR = Format("zarr", (".zarr",), _tree, _check, _write, building=_building, keeps=formats.WITH_TEXT)

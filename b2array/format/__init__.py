@@ -10,7 +10,7 @@ index        the position of each chunk
 metalayers   named metadata in the header and the trailer
 b2nd         the array's metalayer <-> its layout
 dtypes       types of items <-> their text in a file
-text         types of fixed size for text and bytes of any length
+strings      text of any length: its type, metalayers and fill value
 annotations  the metadata that b2array adds: fill value, dimensions, sizes of blocks, lost chunks
 kept         named states that stay readable: the ledger, and packed states
 recent       the list of the last commits, for annotations and manifests

@@ -45,7 +45,8 @@ __all__ = [
 ]
 
 Sizes = npt.NDArray[np.uint32]
-"""One row per chunk: its compressed size, then the size of each block. A size of 0 is unknown."""
+"""One row per chunk: its compressed size, then the size of each block; for text, then its uncompressed size. A size of
+0 is unknown."""
 Records = npt.NDArray[np.uint32]
 """The checksum of each chunk's record of checksums; 0 if the record is missing or its checksum is unknown."""
 
@@ -104,7 +105,7 @@ class Annotations:
     Parameters
     ----------
     fill : bytes, optional
-        The fill value, as the bytes of one item of the array's type.
+        The fill value, as the bytes of one item of the array's type; for text of any length, as msgpack.
     dims : tuple of (str or None), optional
         The names of the dimensions.
     dtype : str, optional
@@ -187,10 +188,11 @@ class Annotations:
         return noted is not None and (noted.identity, noted.path) == (group, path)
 
     @classmethod
-    def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
+    def unpack(cls, buf: Buffer, *, itemsize: int | None, ndim: int, nchunks: int) -> Self:
         """Read the content of the metalayer, without ever raising an error.
 
-        Entries that do not fit the item size (in bytes), the number of dimensions or the number of chunks are ignored.
+        Entries that do not fit the item size (in bytes; None for text of any length), the number of dimensions or the
+        number of chunks are ignored.
         If another program wrote the metalayer, all of its content is ignored.
         """
         try:
@@ -208,7 +210,7 @@ class Annotations:
         fill = packed.get("fill")
         dtype = get("dtype")
         return cls(
-            fill=fill if fill is not None and len(fill) == itemsize else None,
+            fill=fill if fill is not None and itemsize in (None, len(fill)) else None,
             dims=_dims(get("dims"), ndim),
             dtype=dtype if isinstance(dtype, str) else None,
             next=_number(get("next")),
@@ -357,22 +359,27 @@ def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) ->
     return names
 
 
-def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
-    """Return the size of a chunk, then the size of each of its `nblocks` blocks, in bytes, in block order.
+def sizes_row(head: chunk.ChunkHead, width: int) -> Sizes:
+    """Return the size of a chunk, then the sizes of its blocks, in bytes, in block order: a row of `width` columns.
 
-    The blocks' sizes are 0 if the chunk has no streams or does not store its blocks in order.
+    The blocks' sizes are 0 if the chunk has no streams or does not store its blocks in order. If the chunk has blocks
+    of variable length, its uncompressed size follows.
     """
-    row = np.zeros(1 + nblocks, np.uint32)
+    row = np.zeros(width, np.uint32)
     row[0] = head.header.cbytes
+    blocks = row[1:]
+    if head.header.vl_blocks and width > 1:
+        row[-1] = head.header.nbytes
+        blocks = row[1:-1]
     # With several threads, C-Blosc2 stores the blocks in the order in which the threads finish.
-    in_order = len(head.starts) == nblocks and (np.diff(head.starts) > 0).all()
+    in_order = len(head.starts) == len(blocks) and (np.diff(head.starts) > 0).all()
     if head.header.has_streams and in_order:
-        row[1:] = head.stops - head.starts
+        blocks[:] = head.stops - head.starts
     return row
 
 
 def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
-    """Compute the positions of a chunk's blocks from a row of sizes; return None if the sizes are unknown.
+    """Compute the positions of a chunk's blocks from its size and their sizes; return None if sizes are unknown.
 
     Block n extends from item n to item n + 1 of the result, in bytes from the start of the chunk. The head of the chunk
     precedes the first block.

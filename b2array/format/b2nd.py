@@ -19,18 +19,23 @@ from b2array.config import MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format.dtypes import parse_dtype
 from b2array.format.metalayers import Layers
+from b2array.format.strings import parse_type
 from b2array.grid.layout import MAX_NDIM, Layout
+from b2array.grid.runs import is_run
 
 __all__ = [
     "CACHE",
     "GEOMETRIES",
     "NOT_DATA",
+    "TEXT",
     "VERSION",
+    "is_typed_array",
     "layout_of",
     "pack",
     "shape_of",
     "unpack",
     "unpack_caterva",
+    "unpack_text",
     "version_of",
     "with_extents",
 ]
@@ -44,9 +49,13 @@ NOT_DATA = {
 }
 """Metalayers by which python-blosc2 marks frames whose chunks are not the array's values."""
 
-GEOMETRIES = ("b2nd", "caterva")
+TEXT = "b2array_text"
+"""The metalayer that describes an array of text of any length, with the bytes of a `b2nd` metalayer."""
+GEOMETRIES = ("b2nd", "caterva", TEXT)
 """Metalayers that describe an array."""
 
+_MARKS = ("b2nd", TEXT)
+"""The metalayers of arrays that have a type."""
 VERSION = 0
 """The version of the metalayer that b2array writes."""
 _SHORT = 512
@@ -75,6 +84,8 @@ def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
             )
     if "b2nd" in by_name:
         return unpack(by_name["b2nd"], chunksize=chunksize)
+    if TEXT in by_name:
+        return unpack_text(by_name[TEXT])
     if "caterva" not in by_name:
         raise FormatError(
             "expected a metalayer 'b2nd' or 'caterva' of an array, found a plain super-chunk (see b2array.open_schunk)"
@@ -96,6 +107,21 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
 
 def _unpack(buf: bytes, chunksize: int, limits: config.Limits) -> Layout:
     version, shape, chunks, blocks, at = _unpack_geometry(buf)
+    text = _unpack_type(buf, at, limits)
+    dtype = parse_dtype(text)
+    layout = _layout(shape, chunks, blocks, dtype, text, version)
+    # If its caller names no type, the C library writes the text of a type of one byte.
+    items = prod(layout.extended_chunks)
+    if chunksize <= 0 or not items or chunksize == items * dtype.itemsize:
+        return layout
+    if chunksize % items != 0:
+        raise FormatError(f"expected chunks of {items} items, found chunks of {chunksize} bytes")
+    raw_items = np.dtype((np.void, chunksize // items))
+    return _layout(shape, chunks, blocks, raw_items, text, version)
+
+
+def _unpack_type(buf: bytes, at: int, limits: config.Limits) -> str:
+    """Return the text that names the type, from its place in a metalayer."""
     if len(buf) < at + 6:
         raise FormatError(f"expected a type after the block shape, found {len(buf) - at} bytes")
     dtype_format, marker, size = struct.unpack_from(">BBI", buf, at)
@@ -109,24 +135,29 @@ def _unpack(buf: bytes, chunksize: int, limits: config.Limits) -> Layout:
     if len(raw) != size:
         raise FormatError(f"expected {size} bytes of type text, found {len(raw)}")
     try:
-        text = raw.decode()
+        return raw.decode()
     except UnicodeDecodeError:
         raise FormatError(f"expected UTF-8 as type text, found {raw[:80]!r}") from None
-    dtype = parse_dtype(text)
-    layout = _layout(shape, chunks, blocks, dtype, text, version)
-    # If its caller names no type, the C library writes the text of a type of one byte.
-    items = prod(layout.extended_chunks)
-    if chunksize <= 0 or not items or chunksize == items * dtype.itemsize:
-        return layout
-    if chunksize % items != 0:
-        raise FormatError(f"expected chunks of {items} items, found chunks of {chunksize} bytes")
-    raw_items = np.dtype((np.void, chunksize // items))
-    return _layout(shape, chunks, blocks, raw_items, text, version)
 
 
 # Programs often open the same array repeatedly, and the members of a group have few different layouts. The limits are
 # part of the key, because they decide which layouts are valid.
 _unpack_short = lru_cache(maxsize=256)(_unpack)
+
+
+def unpack_text(buf: Buffer) -> Layout:
+    """Read the content of the metalayer of an array of text."""
+    return _unpack_text(bytes(buf), config.limits)
+
+
+@lru_cache(maxsize=64)
+def _unpack_text(buf: bytes, limits: config.Limits) -> Layout:
+    version, shape, chunks, blocks, at = _unpack_geometry(buf)
+    text = _unpack_type(buf, at, limits)
+    layout = _layout(shape, chunks, blocks, parse_type(text), text, version)
+    if not is_run(chunks, blocks):
+        raise FormatError(f"expected blocks that are runs of chunks {chunks} in C order, found {blocks}")
+    return layout
 
 
 def unpack_caterva(buf: Buffer, typesize: int) -> Layout:
@@ -197,6 +228,11 @@ def pack(layout: Layout) -> bytes:
             text,
         )
     )
+
+
+def is_typed_array(layers: Layers) -> bool:
+    """Return whether a frame with these metalayers is an array that names its type."""
+    return any(name in _MARKS for name, _ in layers)
 
 
 def version_of(buf: Buffer) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.format.strings import is_text, type_text
 
 __all__ = [
     "dtype_text",
@@ -165,8 +166,8 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
     >>> dtype_text(np.dtype("float64")), dtype_text(np.dtype([("a", "<i2")])), dtype_text(np.dtype("V3"))
     ('<f8', "[('a', '<i2')]", '|V3')
     """
-    if dtype.kind == "T":
-        raise TypeError(f"arrays of type {dtype} cannot be stored: text needs a length, as in astype('U20')")
+    if is_text(dtype):
+        return type_text(dtype)
     text = str(dtype) if dtype.kind == "V" else dtype.str
     try:
         if _is_foreign(dtype):

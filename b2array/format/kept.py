@@ -32,7 +32,7 @@ from b2array.format.attributes import UNREADABLE
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import FINGERPRINT_128
 from b2array.format.header import FrameType, Header, unpack_header
-from b2array.format.state import State, count_sized_blocks, parse
+from b2array.format.state import State, parse, sizes_width
 
 __all__ = [
     "DIGEST_NBYTES",
@@ -323,7 +323,7 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
         fingerprint_type=FINGERPRINT_128,
         fingerprint=entry.generation,
     )
-    all_sizes = np.zeros((len(offsets), 1 + count_sized_blocks(described)), np.uint32)
+    all_sizes = np.zeros((len(offsets), sizes_width(described)), np.uint32)
     all_sizes[:, 0] = sizes
     return parse(described).with_tables(all_sizes, None)
 

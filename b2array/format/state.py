@@ -29,9 +29,11 @@ from b2array.format.annotations import (
     unpack_records,
 )
 from b2array.format.attributes import decode_attr
-from b2array.format.b2nd import GEOMETRIES
+from b2array.format.b2nd import GEOMETRIES, TEXT
 from b2array.format.frame import Frame
+from b2array.format.header import Header
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, MAX_OWN_LAYERS, Layers
+from b2array.format.strings import LENGTHS
 from b2array.grid import chunking
 from b2array.grid.chunking import Access
 from b2array.grid.layout import MAX_NDIM, Layout
@@ -48,8 +50,11 @@ __all__ = [
     "layers_with",
     "parse",
     "reshape",
+    "sizes_width",
+    "unpack_annotations",
     "with_index",
     "with_layout",
+    "with_text_nbytes",
 ]
 
 _LARGE = 2**22
@@ -116,6 +121,11 @@ class State:
             object.__setattr__(self, "_records", records)
         return records
 
+    @property
+    def nblocks(self) -> int:
+        """The number of blocks in a chunk whose sizes are noted."""
+        return count_sized_blocks(self.frame)
+
     def has_checksums(self, n: int) -> bool:
         """Return whether a record of checksums must follow chunk `n`."""
         if self.records[n]:
@@ -141,7 +151,10 @@ class State:
         """The names of the attributes: first of attributes in separate metalayers, then of the others."""
         own = dict(self.frame.vlmetalayers)
         own.pop(LAYER, None)
-        return list({**own, **dict(self.annotations.attrs)})
+        names = {**own, **dict(self.annotations.attrs)}
+        if TEXT in dict(self.frame.metalayers):
+            names.pop(LENGTHS, None)
+        return list(names)
 
     def attrs(self) -> dict[str, bytes]:
         """Return all attributes in their encoded form."""
@@ -273,15 +286,22 @@ def _annotations_of(described: Frame) -> Annotations:
     raw = described.vlmetalayer(LAYER)
     if raw is None:
         return Annotations()
-    array = described.metalayer("b2nd") or described.metalayer("caterva")
-    ndim = array[2] if array is not None and len(array) > 2 else -1
     try:
         content = frame.unpack_vlmeta(raw)
     except (FormatError, UnsupportedError):
         return Annotations()
-    annotations = Annotations.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
+    annotations = unpack_annotations(content, described, described.nchunks)
     # Other software may have rewritten chunks, or moved other chunks to their numbers.
     return annotations if described.is_ours else replace(annotations, lost=())
+
+
+def unpack_annotations(content: bytes, described: Header, nchunks: int) -> Annotations:
+    """Read the annotations of a frame with this header, and this many chunks; never raise an error."""
+    layers = dict(described.metalayers)
+    array = layers.get("b2nd") or layers.get("caterva") or layers.get(TEXT) or b""
+    ndim = array[2] if len(array) > 2 else -1
+    itemsize = None if TEXT in layers else described.typesize
+    return Annotations.unpack(content, itemsize=itemsize, ndim=ndim, nchunks=nchunks)
 
 
 def _readable_layout(described: Frame, annotations: Annotations | None) -> Layout | None:
@@ -338,6 +358,15 @@ def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
         notes = annotations or _annotations_of(described)
         layout = _with_named_dtype(layout, notes.dtype)
     nchunks = described.nchunks
+    if layout.is_text:
+        if not ((described.vl_blocks and described.variable_chunks) or not nchunks):
+            raise FormatError("expected blocks of variable length in an array of text, found others")
+        if layout.nchunks != nchunks:
+            raise FormatError(
+                f"expected {layout.nchunks} batches of text for the shape {layout.shape}, found {nchunks}: other "
+                "software has added or removed some; b2array.open_schunk still reads them"
+            )
+        return layout
     if layout.nchunks != nchunks:
         raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {nchunks}")
     if nchunks and described.chunksize != layout.chunk_nbytes:
@@ -366,14 +395,35 @@ def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
 
 def count_sized_blocks(described: Frame) -> int:
     """Return the number of blocks in each chunk whose sizes are stored."""
-    if described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
+    if TEXT in dict(described.metalayers):
+        layout = _readable_layout(described, None)
+        nblocks = 0 if layout is None else layout.nblocks
+    elif described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
         return 0
-    nblocks = -(-described.chunksize // described.blocksize)
+    else:
+        nblocks = -(-described.chunksize // described.blocksize)
     return nblocks if described.nchunks * (1 + nblocks) <= _SIZES_LIMIT else 0
 
 
+def sizes_width(described: Frame) -> int:
+    """Return the number of columns in the table of sizes: for text, the last one has the uncompressed sizes."""
+    return 1 + count_sized_blocks(described) + (TEXT in dict(described.metalayers))
+
+
+def with_text_nbytes(state: State) -> State:
+    """Return a state of an array of text whose header has the uncompressed size of all chunks; others are unchanged."""
+    described, layout = state.frame, state.layout
+    if layout is None or not layout.is_text:
+        return state
+    nbytes = int(state.sizes[:, -1].sum(dtype=np.int64))
+    if not state.sizes[:, -1].all():
+        # Other software has written some of the chunks, or there are too many chunks to note their sizes.
+        nbytes = max(nbytes, described.nbytes, 1)
+    return replace(state, frame=replace(described, nbytes=nbytes))
+
+
 def _unpack_sizes(described: Frame, annotations: Annotations) -> Sizes:
-    sizes = np.zeros((described.nchunks, 1 + count_sized_blocks(described)), np.uint32)
+    sizes = np.zeros((described.nchunks, sizes_width(described)), np.uint32)
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
         # Large tables omit the sizes of blocks.

@@ -20,8 +20,9 @@ from b2array import config
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import frame
 from b2array.format.annotations import Annotations
+from b2array.format.b2nd import TEXT, unpack_text
 from b2array.format.header import unpack_header
-from b2array.format.state import State, parse
+from b2array.format.state import State, parse, unpack_annotations
 
 __all__ = ["Record", "Summary", "pack", "pack_all", "unpack", "unpack_all"]
 
@@ -78,6 +79,8 @@ def unpack(record: Any) -> Summary:
     header, fingerprint, content = record
     parsed = unpack_header(header)
     nchunks = -(-parsed.nbytes // parsed.chunksize) if parsed.chunksize > 0 else 0
+    if text := parsed.metalayer(TEXT):
+        nchunks = unpack_text(text).nchunks
     if 8 * nchunks > config.limits.index_nbytes:
         raise FormatError(f"expected at most {config.limits.index_nbytes // 8} chunks, found {nchunks}")
     described = frame.with_tail(
@@ -86,9 +89,7 @@ def unpack(record: Any) -> Summary:
         fingerprint_type=frame.FINGERPRINT_128,
         fingerprint=fingerprint,
     )
-    layer = described.metalayer("b2nd")
-    ndim = layer[2] if layer is not None and len(layer) > 2 else -1
-    notes = Annotations.unpack(content, itemsize=parsed.typesize, ndim=ndim, nchunks=nchunks)
+    notes = unpack_annotations(content, parsed, nchunks)
     return Summary(parse(described, notes), header, fingerprint)
 
 

@@ -13,6 +13,7 @@ log          local groups: determines the step that an entry of the log still re
 kept         states that a frame or its group keeps under a name, and whether their chunks are intact
 listing      the ledger of a group's snapshots, and the members of each snapshot
 fetch        wanted chunks and blocks -> bytes, compared with their checksums
+text_blocks  blocks of text -> items
 cache        decoded blocks that the process keeps
 read         blocks -> the items of a selection
 """

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.codec.decode import Tile
+from b2array.codec.text import TextTile
 
 __all__ = ["Cache", "CacheEntry", "Slab", "blocks", "cost"]
 
@@ -72,7 +73,7 @@ class Slab:
 class CacheEntry(NamedTuple):
     """A block: its row in a tile, and the tile's slab; None for a tile outside of the cache."""
 
-    tile: Tile
+    tile: Tile | TextTile
     row: int
     slab: Slab | None = None
 
@@ -155,7 +156,7 @@ class Cache:
         self,
         key: Key,
         numbers: Sequence[int],
-        tile: Tile,
+        tile: Tile | TextTile,
         slab: Slab,
     ) -> None:
         """Add blocks of a chunk to the cache: the rows of a tile whose memory `reserve` returned."""
@@ -166,6 +167,16 @@ class Cache:
         # If another thread has evicted the slab meanwhile, it did not see these entries.
         if slab not in self._slabs:
             self._forget(slab)
+
+    def add_tile(self, key: Key, numbers: Sequence[int], tile: TextTile, nbytes: int) -> None:
+        """Add blocks of text, unless they are too large for the cache; their memory is not in a slab."""
+        needed = cost(len(numbers), nbytes)
+        if needed > config.cache_bytes // 2:
+            return
+        self._evict(config.cache_bytes - needed)
+        slab = Slab(needed, 0)
+        self._slabs[slab] = None
+        self.add(key, numbers, tile, slab)
 
     def _forget(self, slab: Slab) -> None:
         for key, numbers in slab.added:

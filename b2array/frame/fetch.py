@@ -25,6 +25,7 @@ from b2array.config import HEADER_LEN
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, prefix_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
+from b2array.format.b2nd import TEXT
 from b2array.format.index import chunk_number
 from b2array.frame.source import SPOOL, CachedHead, ChunkRequest, Location, Source
 from b2array.store.base import MISSING, join_views, stale_reader, too_short, where
@@ -346,6 +347,9 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
     if not isinstance(location, Location):
         frame = source.frame
         nbytes = frame.chunk_nbytes(request.chunk)
+        if nbytes is None and frame.metalayer(TEXT) is not None:
+            # Nobody has written this chunk of text yet; only a transaction has such chunks.
+            return Stored.whole(memoryview(encode.special_chunk(location, 1, typesize=1)))
         if nbytes is None:
             special = location.name.lower()
             raise FormatError(f"expected a stored chunk where chunks have different sizes, found {special}")
@@ -675,7 +679,7 @@ class _Chunk:
             # The chunk is stored raw: its blocks follow the header, uncompressed.
             stops = np.arange(self.expected_nblocks() + 1) * frame.blocksize
             return HEADER_LEN + np.minimum(stops, nbytes)
-        return block_bounds(sizes)
+        return block_bounds(sizes[:-1] if frame.vl_blocks else sizes)
 
     # Checksums.
 

@@ -24,8 +24,10 @@ from b2array.codec import decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.decode import Tile
 from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
+from b2array.codec.text import TextTile, memory_nbytes
 from b2array.errors import FormatError, UnsupportedError, prefix_error
-from b2array.frame import cache
+from b2array.format.strings import is_text, unpack_item
+from b2array.frame import cache, text_blocks
 from b2array.frame.cache import CacheEntry
 from b2array.frame.fetch import fetch
 from b2array.frame.snapshot import Snapshot
@@ -205,8 +207,8 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
                 reference = decode.accept(stored, (block,), context=reader.context)
                 tile = reader.decode_blocks(number, (block,), stored, reference, narrow=True, keep=keep)
                 return tile.item(0, position, layout.dtype)
-            if header.special and layout.itemsize == source.frame.typesize:
-                return _value(stored, layout.dtype)[()]
+            if header.special and reader.repeats_items:
+                return _value(source, stored, layout.dtype)[()]
             cached = reader.decode_whole(number, keep=keep)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {number} of {source.url}", error) from error
@@ -217,8 +219,11 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
 _context = lru_cache(maxsize=64)(Context)
 
 
-def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
+def _value(source: Source, stored: Stored, dtype: np.dtype[Any]) -> Array:
     """Return the item that a special chunk repeats, as an array without dimensions."""
+    if is_text(dtype):
+        # Only a transaction has such chunks of text: nobody has written them yet.
+        return np.array(unpack_item(source.state.annotations.fill or b"", dtype), dtype)
     header = stored.head.header
     item = stored.head.value
     if header.special == Special.NAN:
@@ -377,8 +382,8 @@ class ChunkReader(NamedTuple):
                         shared = replace(stored, region=stored.region.toreadonly())
                         threads.each(lambda step: self._copy_step(job, step, shared, reference), steps)
                         return
-                elif header.special and self.layout.itemsize == self.source.frame.typesize:
-                    self._fill(job.part, _value(stored, self.layout.dtype))
+                elif header.special and self.repeats_items:
+                    self._fill(job.part, _value(self.source, stored, self.layout.dtype))
                     return
                 else:
                     cached = self.decode_whole(job.number, keep=job.keep)
@@ -397,10 +402,24 @@ class ChunkReader(NamedTuple):
     def is_regular(self, header: ChunkHeader) -> bool:
         """Return whether a chunk has the blocks of the array; raise FormatError if the chunk has another size."""
         layout = self.layout
+        if layout.is_text:
+            return self._is_of_text(header)
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
         has_blocks = not header.special and not header.vl_blocks
         return has_blocks and header.block_nbytes == layout.block_nbytes
+
+    @property
+    def repeats_items(self) -> bool:
+        """Whether a special chunk repeats an item of the array."""
+        return self.layout.is_text or self.layout.itemsize == self.source.frame.typesize
+
+    def _is_of_text(self, header: ChunkHeader) -> bool:
+        """Return whether a chunk has blocks of text; raise FormatError if it has other blocks."""
+        nblocks = self.layout.nblocks
+        if not header.special and not (header.vl_blocks and header.nblocks == nblocks):
+            raise FormatError(f"expected {nblocks} blocks of text, found {header.nblocks} blocks")
+        return not header.special
 
     def decode_blocks(
         self,
@@ -411,7 +430,7 @@ class ChunkReader(NamedTuple):
         *,
         narrow: bool,
         keep: bool,
-    ) -> Tile:
+    ) -> Tile | TextTile:
         """Decode blocks of a chunk into one tile.
 
         Parameters
@@ -429,6 +448,8 @@ class ChunkReader(NamedTuple):
         keep : bool
             Whether the cache keeps the blocks, if it has room.
         """
+        if self.layout.is_text:
+            return self._decode_text(number, blocks, stored, keep=keep)
         nbytes = len(blocks) * self.layout.block_nbytes
         room = cache.blocks.reserve(len(blocks), nbytes) if keep else None
         memory = scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1]
@@ -443,6 +464,13 @@ class ChunkReader(NamedTuple):
         )
         if room is not None:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
+        return tile
+
+    def _decode_text(self, number: int, blocks: Numbers, stored: Stored, *, keep: bool) -> TextTile:
+        """Decode blocks of a chunk of text into one tile."""
+        tile = text_blocks.decode_tile(stored, self.layout, number, blocks, context=self.context)
+        if keep:
+            cache.blocks.add_tile((self.cache_key, number), blocks, tile, memory_nbytes(tile.data))
         return tile
 
     def decode_whole(self, number: int, *, keep: bool) -> dict[int, CacheEntry]:
@@ -482,7 +510,8 @@ class ChunkReader(NamedTuple):
             if grid is None:
                 exact = len(step.copies) == 1 and copy.whole and job.tiling.within is None
                 is_fresh = not job.keep and not job.cached
-                if stored is not None and is_fresh and exact and target.flags.c_contiguous:
+                can_hold = target.flags.c_contiguous and not self.layout.is_text
+                if stored is not None and is_fresh and exact and can_hold:
                     # The result needs these blocks unchanged: decode them into it, without a copy.
                     out = target.reshape(-1).view(np.uint8)
                     decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
@@ -524,6 +553,8 @@ class ChunkReader(NamedTuple):
                 start = stop
         if len(runs) == 1:
             return runs[0]
+        if layout.is_text:
+            return np.concatenate(runs)
         # New memory for whole blocks would cost as much as the copy itself.
         shape = (len(numbers), *runs[0].shape[1:])
         nbytes = math.prod(shape) * layout.itemsize

@@ -10,5 +10,7 @@ lossless      the values that functions such as `append` add: converted without 
 windows       the order of a copy from one grid to another, so that no block is read many times
 layout        shape, chunks and blocks of one array, and quantities derived from them
 chunking      automatic shapes of chunks and blocks
+text_items    text and bytes in arrays of objects, and types for them
+runs          blocks of text, which are runs of a chunk
 advice        finds keys that chunks and blocks serve badly, and better shapes
 """

@@ -69,6 +69,8 @@ class Layout:
     """Size of an item in bytes."""
     grid_shape: Shape = field(init=False, repr=False, compare=False)
     """Number of chunks along every dimension."""
+    is_text: bool = field(init=False, repr=False, compare=False)
+    """Whether the items are text of any length. Then chunks have no padding, and sizes in bytes do not count text."""
     nchunks: int = field(init=False, repr=False, compare=False)
     """Number of chunks: 1 for an array without dimensions, 0 if an extent of the shape is 0."""
     block_grid: Shape = field(init=False, repr=False, compare=False)
@@ -93,6 +95,7 @@ class Layout:
         derive(self, "ndim", len(self.shape))
         self._check_extents()
         derive(self, "itemsize", self.dtype.itemsize)
+        derive(self, "is_text", self.dtype.kind == "T")
         derive(self, "grid_shape", grid_shape(self.shape, self.chunks))
         derive(self, "nchunks", prod(self.grid_shape))
         derive(self, "block_grid", grid_shape(self.chunks, self.blocks))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from b2array.grid.assignment import check_plain
 from b2array.grid.partition import boxes
+from b2array.grid.text_items import as_text, refuse_missing
 
 __all__ = ["lossless", "require_same_kind", "require_same_order"]
 
@@ -72,6 +73,8 @@ def lossless(
     ValueError: 'long' does not fit items of type <U2; a.astype("<U4") holds it
     """
     check_plain(values)
+    if dtype.kind == "T":
+        return _as_text(np.asarray(values), dtype)
     if isinstance(values, _PYTHON):
         return _of_objects(values, dtype, advice)
     array = np.asarray(values)
@@ -83,6 +86,15 @@ def lossless(
         return _by_name(array, dtype, advice)
     require_same_kind(array.dtype, dtype)
     _require_fit(array, dtype, advice)
+    return array
+
+
+def _as_text(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return values for an array of text of any length; objects must be text, or missing where items can be."""
+    if array.dtype.kind == "O":
+        array = as_text(array)
+    refuse_missing(array, dtype)
+    require_same_kind(array.dtype, dtype)
     return array
 
 
@@ -175,8 +187,6 @@ def _of_objects(
 def _widest(values: Any, dtype: np.dtype[Any]) -> Array | None:
     """Return objects as items of a type that loses nothing; None if conversion to `dtype` loses nothing either."""
     kind = dtype.kind
-    if kind == "T":
-        return None
     if kind in "SU":
         # NumPy chooses the width, but converts numbers and other objects as it does for the type.
         return np.asarray(values, kind)
@@ -246,7 +256,7 @@ def _require_fit(
     """Raise an error for an item that a cast to `dtype` would change, and name it."""
     # The range of times depends on their unit, but NumPy calls every cast to a finer unit safe.
     is_safe = np.can_cast(array.dtype, dtype, "safe") and dtype.kind not in "mM"
-    if array.dtype == dtype or is_safe or dtype.kind == "T":
+    if array.dtype == dtype or is_safe:
         return
     for box in boxes(array.shape, _PIECE):
         key: Any = (*box, ...)

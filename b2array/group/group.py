@@ -28,6 +28,7 @@ from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
 from b2array.display.tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
+from b2array.format.b2nd import is_typed_array
 from b2array.format.foreign import check_ending
 from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
@@ -1329,7 +1330,7 @@ def _add_copy(group: Group, full: str, handle: Handle) -> None:
     """
     home = group._writable()
     if full not in home.members():
-        suffix = ARRAY if handle.frame.metalayer("b2nd") is not None else OTHER
+        suffix = ARRAY if is_typed_array(handle.frame.metalayers) else OTHER
         new = copier_of(handle, home.storage_options)
         put_member(home, full, suffix, new, overwrite=False)
     elif is_attrs(full):
@@ -1371,11 +1372,11 @@ def _open_member(
     """Open a member by its path, and return the object for users that fits its frame."""
     handle = home.open(path, mode, lazy=lazy)
     # Objects of python-blosc2 are super-chunks with a mark; arrays cannot have it.
-    if not path.endswith(ARRAY) and holds_items(handle.described.state.frame):
-        return Items(handle)
-    return NDArray(handle) if _is_array(path, handle) else SChunk(handle)
+    if _is_array(path, handle):
+        return NDArray(handle)
+    return Items(handle) if holds_items(handle.described.state.frame) else SChunk(handle)
 
 
 def _is_array(path: str, handle: Handle) -> bool:
     """Return whether a member is an array, by the ending of its path or by its metalayers."""
-    return path.endswith(ARRAY) or handle.described.state.frame.metalayer("b2nd") is not None
+    return path.endswith(ARRAY) or is_typed_array(handle.described.state.frame.metalayers)

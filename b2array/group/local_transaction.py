@@ -19,6 +19,7 @@ from b2array.commit.handle import Handle, Mode
 from b2array.commit.leftovers import discard, is_abandoned
 from b2array.errors import B2ArrayError, ConflictError, warn
 from b2array.format.annotations import GroupCommit
+from b2array.format.b2nd import is_typed_array
 from b2array.format.header import FIRST_BYTES
 from b2array.frame.log import inspect_place
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded, staged_path
@@ -356,7 +357,7 @@ def _move_out_embedded(changes: LocalTransaction) -> None:
     embedded = {name: path for name, path in members if is_embedded(path)}
     for name, path in embedded.items():
         source = changes.view.open(path, "r")
-        suffix = OTHER if source.frame.metalayer("b2nd") is None else ARRAY
+        suffix = ARRAY if is_typed_array(source.frame.metalayers) else OTHER
         changes.remove({name: path})
         new = copier_of(source, changes.storage_options)
         changes.create(name, suffix, new, overwrite=True)

@@ -244,7 +244,7 @@ def _snapshots_nbytes(revision: Snapshot) -> int:
         is_alone = (places >= 0) & ~np.isin(places, seen)
         alone = first[is_alone]
         sizes = each.state.sizes
-        record = checksums.record_nbytes(sizes.shape[1] - 1)
+        record = checksums.record_nbytes(each.state.nblocks)
         # The sizes are 32-bit, but their sum may need more bits.
         cbytes = sizes[alone, 0].astype(np.int64)
         nbytes += int(cbytes.sum()) + alone.size * record
@@ -462,17 +462,17 @@ def _layers(
         start = base + offset + _CONTENT_HEAD
         meaning = _LAYERS.get(name, "a metalayer")
         yield Field(part, start, content, name, f"{len(content)} bytes", meaning)
-        if name == "b2nd":
+        if name in ("b2nd", b2nd.TEXT):
             # The fields of an unreadable metalayer cannot be located; only its bytes are listed.
             with suppress(FormatError, UnsupportedError):
-                yield from _array(part, start, content)
+                yield from _array(part, name, start, content)
         at = place + 4
 
 
-def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
-    layout = b2nd.unpack(content)
-    yield Field(part, start + 1, content[1:2], "b2nd.version", content[1], "version of the metalayer")
-    yield Field(part, start + 2, content[2:3], "b2nd.ndim", content[2], "number of dimensions")
+def _array(part: str, layer: str, start: int, content: bytes) -> Iterator[Field]:
+    layout = b2nd.unpack_text(content) if layer == b2nd.TEXT else b2nd.unpack(content)
+    yield Field(part, start + 1, content[1:2], f"{layer}.version", content[1], "version of the metalayer")
+    yield Field(part, start + 2, content[2:3], f"{layer}.ndim", content[2], "number of dimensions")
     at = 3
     # Source: "Blosc2 NDim Array Format", section Metalayer: each extent is a marker byte, then 8 or 4 bytes.
     for name, extents, width in (
@@ -481,15 +481,17 @@ def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
         ("blocks", layout.blocks, 5),
     ):
         stop = at + 1 + width * len(extents)
-        yield Field(part, start + at, content[at:stop], f"b2nd.{name}", extents, "extents in items")
+        yield Field(part, start + at, content[at:stop], f"{layer}.{name}", extents, "extents in items")
         at = stop
     at += 6
-    yield Field(part, start + at, content[at:], "b2nd.dtype", layout.dtype_text, "type of the items")
+    yield Field(part, start + at, content[at:], f"{layer}.dtype", layout.dtype_text, "type of the items")
 
 
 _LAYERS = {
     "b2nd": "shape, chunks, blocks and type of an array",
     "caterva": "shape, chunks and blocks of an array",
+    b2nd.TEXT: "shape, chunks, blocks and type of an array of text",
+    "batcharray": "how python-blosc2 reads the items",
     "b2array": "fill value, dimensions, checksums: b2array's own",
 }
 

@@ -85,7 +85,9 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
     own = a.cparams
     exact = own.without_bounds()
     tried = {"as the array": own, "filters auto": replace(exact, filters="auto", filters_meta=())}
-    for filters in ((), ("shuffle",), ("bitshuffle",)):
+    # Filters are for numbers.
+    choices: list[tuple[str, ...]] = [()] if a.dtype.kind == "T" else [(), ("shuffle",), ("bitshuffle",)]
+    for filters in choices:
         name = ", ".join(filters) or "none"
         tried[f"filters {name}"] = replace(exact, filters=filters, filters_meta=())
     if bounds is not None:

@@ -25,7 +25,7 @@ from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
 from b2array.format.index import chunk_number
 from b2array.format.kept import Kept, ledger_of
-from b2array.format.state import count_sized_blocks, parse
+from b2array.format.state import parse, sizes_width
 from b2array.frame.manifest import Row
 from b2array.frame.places import group_of
 from b2array.frame.snapshot import Member, Snapshot, find_damage, load, load_kept_states, load_revision
@@ -342,9 +342,9 @@ def _write(
         takeovers = 1 + max(each.takeovers for each in (annotations, *noted))
         annotations = replace(annotations, identity=noted[0].identity, takeovers=takeovers)
     state = copy_for_changes(revision.state).with_annotations(annotations)
-    nblocks = count_sized_blocks(revision.frame)
+    width = sizes_width(revision.frame)
     for n in findings.checked:
-        state.sizes[n] = sizes_row(findings.heads[n], nblocks)
+        state.sizes[n] = sizes_row(findings.heads[n], width)
         state.records[n] = findings.records[n]
     draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version, is_same=bool(pinned))
     # No new chunk may reuse the name of an existing file, even if no index refers to the file.

@@ -39,6 +39,7 @@ from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
 from b2array.format.index import NO_OFFSETS, chunk_number
 from b2array.format.kept import KEPT, Kept, ledger_of, object_name
+from b2array.frame import text_blocks
 from b2array.frame.fetch import fetch
 from b2array.frame.kept import find_state
 from b2array.frame.listing import MemberState, group_ledger
@@ -729,7 +730,11 @@ class _Inspector:
     def _decoding_error(self, item: tuple[int, Stored]) -> B2ArrayError | None:
         n, stored = item
         try:
-            if self.deep:
+            layout = self.revision.state.layout
+            if self.deep and layout is not None and layout.is_text:
+                every = range(len(stored.starts))
+                text_blocks.decode_tile(stored, layout, n, every, context=self.context)
+            elif self.deep:
                 decode.decode(stored.region, context=self.context)
         except (FormatError, UnsupportedError) as error:
             return prefix_error(f"chunk {n} of {self.revision.url}", error)

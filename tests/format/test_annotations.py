@@ -195,7 +195,7 @@ def made_chunk(**kwargs: Any) -> bytes:
 def test_block_bounds_are_where_the_blocks_are(kwargs: dict) -> None:
     raw = made_chunk(**kwargs)
     head = chunk.unpack_head(raw)
-    row = notes.sizes_row(head, 8)
+    row = notes.sizes_row(head, 9)
     bounds = notes.block_bounds(row)
     np.testing.assert_array_equal(bounds[:-1], head.starts)
     np.testing.assert_array_equal(bounds[1:], head.stops)
@@ -214,7 +214,7 @@ def test_block_bounds_are_where_the_blocks_are(kwargs: dict) -> None:
     ids=["raw", "special", "empty", "out of order"],
 )
 def test_other_chunks_have_no_block_bounds(raw: bytes) -> None:
-    row = notes.sizes_row(chunk.unpack_head(raw), 8)
+    row = notes.sizes_row(chunk.unpack_head(raw), 9)
     assert row[0] == len(raw)
     assert not row[1:].any()
     assert notes.block_bounds(row) is None

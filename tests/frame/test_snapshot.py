@@ -258,7 +258,7 @@ def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
 
 
 def test_a_special_chunk_among_chunks_of_different_sizes_is_refused_by_number():
-    described = SimpleNamespace(chunk_nbytes=lambda n: None)
+    described = SimpleNamespace(chunk_nbytes=lambda n: None, metalayer=lambda name: None)
     source = SimpleNamespace(
         frame=described,
         url="a.b2frame",

@@ -1,0 +1,48 @@
+"""Chunks of text that nobody has written: a commit stores them with the fill value.
+
+The index cannot say that a chunk of text was never written: other software finds the text in the chunk.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+
+from b2array import threads
+from b2array.commit.draft import Draft
+from b2array.commit.text_chunk import encode_blank
+from b2array.format.strings import chunk_extents, unpack_item
+from b2array.frame.source import Location, Staged
+
+__all__ = ["complete", "store_unwritten"]
+
+
+def complete(draft: Draft) -> None:
+    """Encode and stage everything that the commit will show: open chunks, and unwritten chunks of text."""
+    draft.flush()
+    if draft.state.layout is not None and draft.state.layout.is_text:
+        store_unwritten(draft)
+
+
+def store_unwritten(draft: Draft) -> None:
+    """Stage the chunks of text that nobody has written; forks leave them to the transaction."""
+    layout = draft.state.require_layout()
+    if draft.point is not None:
+        return
+    negative = np.flatnonzero(draft.frame.offsets < 0).tolist()
+    # New chunks have negative codes as well, but they have a location.
+    numbers = [n for n in negative if not isinstance(draft.locate(n), Location)]
+    fill = unpack_item(draft.state.annotations.fill or b"", layout.dtype)
+    encoded: dict[tuple[int, ...], bytes] = {}
+
+    def store(n: int) -> tuple[int, Staged]:
+        """Stage an unwritten chunk; chunks of the same extents are the same."""
+        extents = chunk_extents(layout, n)
+        if extents not in encoded:
+            encoded[extents] = encode_blank(layout, draft.state.cparams, n, fill)
+        return n, draft.stage_chunk(n, encoded[extents])
+
+    with closing(threads.spread(store, numbers)) as stored:
+        for n, staged in stored:
+            draft.set_chunk(n, staged)
