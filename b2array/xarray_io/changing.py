@@ -369,6 +369,9 @@ def _measure_dims(arrays: Mapping[str, NDArray]) -> dict[str, int]:
 
 def _is_unchanged(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
     """Return whether an array has these values already, as when each step of a simulation repeats the coordinates."""
+    if stored.dtype.kind == "T":
+        items = stored.tolist()
+        return bool(items == values.tolist())
     # Compare bytes, because NaN differs from itself.
     return np.asarray(stored).tobytes() == values.astype(stored.dtype).tobytes()
 

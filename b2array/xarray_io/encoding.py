@@ -48,6 +48,7 @@ _OWN = ("chunks", "blocks", "access", "cparams", "layout", "fill_value")
 _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "unlimited_dims"}
 """Entries of an encoding that only describe the source of a variable, and not how to store it."""
 _FINE_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+_TEXT = np.dtypes.StringDType()
 _NONE_NAME = "__values__"
 """The name under which xarray stores and finds a variable whose name is None."""
 CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
@@ -351,6 +352,8 @@ def _to_storable(
     """Return an encoded variable in a form that can be stored. An encoding that the call requests must be valid."""
     variable = _name_errors(name, partial(as_text, name, variable))
     if width is not None and width.itemsize:
+        if variable.dtype.kind == "T":
+            variable = _fix_width(name, variable, "U")
         is_narrower = variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize
         if is_narrower:
             variable = map_values(variable, partial(np.asarray, dtype=width), width)
@@ -548,7 +551,7 @@ def _misfit(name: str, dtype: np.dtype[Any], value: object) -> ValueError:
 
 
 def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> xr.Variable:
-    """Convert objects to text of one width, or to numbers.
+    """Convert objects to text of any length, bytes of one width, or numbers.
 
     Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and split into at least that many
     characters along a new dimension, as in netCDF files.
@@ -556,7 +559,10 @@ def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> 
     if variable.dtype.kind not in "OSTU":
         return variable
     variable = _unify(name, variable)
-    if variable.encoding.get("dtype") == "S1" and variable.dtype.kind in "SU":
+    is_cut = variable.encoding.get("dtype") == "S1"
+    if is_cut and variable.dtype.kind == "T":
+        variable = _fix_width(name, variable, "U")
+    if is_cut and variable.dtype.kind in "SU":
         variable = EncodedStringCoder().encode(variable, name=name)
         if characters is not None and variable.dtype.itemsize < characters:
             wider = np.dtype(f"S{characters}")
@@ -571,30 +577,42 @@ def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> 
 
 
 def _unify(name: str, variable: xr.Variable) -> xr.Variable:
-    """Convert objects and text of variable width to items of one NumPy type."""
+    """Convert objects to items of one NumPy type: to StringDType without missing items, to bytes, or to numbers."""
     if variable.dtype.kind == "T":
-        texts = np.array(variable.values, dtype=object)
-        for number, item in enumerate(texts.flat):
-            # The missing item of NumPy's StringDType may be any object, such as None or NaN.
-            if not isinstance(item, str):
-                texts.flat[number] = ""
-        variable = xr.Variable(variable.dims, texts, variable.attrs, variable.encoding)
-    elif variable.dtype.kind == "O":
+        if variable.dtype == _TEXT:
+            return variable
+        return map_values(variable, _fill_missing, _TEXT)
+    if variable.dtype.kind == "O":
         variable = ensure_dtype_not_object(variable, name=name)
     if variable.dtype.kind != "O":
         return variable
     values = variable.values
-    for kind, nul in ((str, "\0"), (bytes, b"\0")):
-        if all(isinstance(item, kind) for item in values.flat):
-            # NumPy pads text with NUL, and strips every NUL at the end when it reads an item.
-            if any(item.endswith(nul) for item in values.flat):
-                raise ValueError(
-                    f"variable {name!r} holds text that ends with NUL, which text of one width cannot hold"
-                )
-            return xr.Variable(variable.dims, values.astype(kind), variable.attrs, variable.encoding)
+    if all(isinstance(item, str) for item in values.flat):
+        convert = partial(np.asarray, dtype=_TEXT)
+        return map_values(variable, convert, _TEXT)
+    if all(isinstance(item, bytes) for item in values.flat):
+        return _fix_width(name, variable, "S")
     if "_FillValue" in variable.attrs:
         raise NotImplementedError(f"variable {name!r} has a _FillValue of another kind than its text")
     raise TypeError(f"variable {name!r} holds Python objects that are not all text; convert it first")
+
+
+def _fill_missing(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return text in which missing items are empty, as xarray writes them everywhere."""
+    flat = np.ravel(values).tolist()
+    items = [item if isinstance(item, str) else "" for item in flat]
+    return np.array(items, _TEXT).reshape(values.shape)
+
+
+def _fix_width(name: str, variable: xr.Variable, kind: str) -> xr.Variable:
+    """Convert text of any length, or objects, to items as long as the longest one; `kind` is "U" or "S"."""
+    values = np.asarray(variable.values, object)
+    nul = "\0" if kind == "U" else b"\0"
+    # NumPy pads text with NUL, and strips every NUL at the end when it reads an item.
+    if any(item.endswith(nul) for item in values.flat):
+        raise ValueError(f"variable {name!r} holds text that ends with NUL, which text of one width cannot hold")
+    fixed = values.astype(kind)
+    return xr.Variable(variable.dims, fixed, variable.attrs, variable.encoding)
 
 
 # Values for existing arrays.
@@ -629,7 +647,7 @@ def as_stored(
     variable = _as_declared(name, variable.transpose(*wanted))
     if dtype == array.dtype and dtype.kind in "mM":
         return variable
-    is_stored_as_text = array.dtype.kind in "SU"
+    is_stored_as_text = array.dtype.kind in "SUT"
     if dtype.kind == "O" and not is_stored_as_text and not contains_cftime_datetimes(variable):
         variable = as_text(name, variable)
     _check_kind(name, variable, array, attrs)
@@ -638,6 +656,7 @@ def as_stored(
     coded = _name_errors(name, partial(as_text, name, coded, characters))
     if array.dtype.kind == "b":
         coded = _as_booleans(plain, coded)
+    coded = _like_stored_text(name, coded, array.dtype)
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {dtype}")
     for key in CODED:
@@ -652,6 +671,21 @@ def as_stored(
     coded = _check_codes(name, plain, coded)
     _require_fit(name, coded, dtype, array)
     return coded
+
+
+def _like_stored_text(
+    name: str,
+    variable: xr.Variable,
+    stored: np.dtype[Any],
+) -> xr.Variable:
+    """Return text of the kind that an array stores: of any length, or as long as the longest item."""
+    kind = variable.dtype.kind
+    if kind == "T" and stored.kind in "SU":
+        return _fix_width(name, variable, "U")
+    if kind in "TU" and stored.kind == "T":
+        convert = partial(np.asarray, dtype=stored)
+        return map_values(variable, convert, stored)
+    return variable
 
 
 def is_time(variable: xr.Variable) -> bool:
@@ -678,7 +712,7 @@ def _code(
     encoding = {key: attrs[key] for key in CODED if key in attrs and key not in variable.attrs}
     if characters is not None:
         encoding["dtype"] = "S1"
-    elif array.dtype.kind not in "SU" and attrs.get("dtype") != "bool":
+    elif array.dtype.kind not in "SUT" and attrs.get("dtype") != "bool":
         encoding["dtype"] = array.dtype
     if variable.dtype.kind == "b":
         # With this attribute xarray takes booleans for encoded ones, and leaves them as they are.
@@ -710,9 +744,9 @@ def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping
     elif kind == "m":
         is_wrong = "units" not in attrs or has_origin
     else:
-        is_wrong = kind in "SUT" and stored_kind not in "SU"
+        is_wrong = kind in "SUT" and stored_kind not in "SUT"
     is_number = kind in "biufcmM"
-    if is_number and stored_kind in "SU":
+    if is_number and stored_kind in "SUT":
         is_wrong = True
     if attrs.get("dtype") == "bool" and kind != "b":
         is_wrong = True
