@@ -64,6 +64,7 @@ if _typing.TYPE_CHECKING:
     from b2array.group.addressing import open as open
     from b2array.group.addressing import open_array
     from b2array.group.group import Group, open_group
+    from b2array.group.ragged import Rows
     from b2array.group.snapshots import GroupDiff
     from b2array.group.sources import copy, load, open_schunk
     from b2array.group.tables import Table
@@ -81,6 +82,7 @@ __all__ = [
     "GroupDiff",
     "Items",
     "NDArray",
+    "Rows",
     "SChunk",
     "SnapshotInfo",
     "Table",
@@ -146,6 +148,7 @@ _LAZY = {
     "Group": "group.group",
     "GroupDiff": "group.snapshots",
     "Items": "array.objects",
+    "Rows": "group.ragged",
     "Table": "group.tables",
     "bloscpack": "bloscpack",
     "concatenate": "array.joining",

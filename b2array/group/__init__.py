@@ -29,6 +29,7 @@ members      `Members`: names, and the groups that they make; `check_new`
 archive      members in a `.b2z` archive, for reading
 unpacked     members of an archive that is being made or changed, in a directory beside it
 tree         draws groups as text
+ragged       `Rows`: rows of different lengths, in two arrays
 tables       `Table`: reads tables of python-blosc2
 embedded     members inside one frame (`.b2e`), for reading
 """

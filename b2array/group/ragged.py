@@ -1,0 +1,283 @@
+"""`Rows`: rows of different lengths, in a group with one array of values and one of offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.array.array import NDArray
+from b2array.array.copying import as_items, average_text
+from b2array.array.many import read_many
+from b2array.display.tables import count_text
+from b2array.errors import ConflictError, FormatError
+from b2array.group.fork import Changes
+from b2array.group.group import Group
+from b2array.store.base import pause
+
+__all__ = ["Rows"]
+
+Array = npt.NDArray[Any]
+
+VALUES, OFFSETS = "values", "offsets"
+_TRIES = 50
+"""The number of attempts to append while other writers append as well."""
+
+
+class Rows:
+    """Rows of different lengths: the tokens of texts, the spikes of cells, the corners of polygons.
+
+    The rows are in a group with two arrays, which all programs can read: ``values`` has the items of all rows, one row
+    after the other, and ``offsets`` says where each row begins: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+    Values may have more dimensions: an item of a row may be a point or a vector. They may also be text.
+
+    Arrow and Awkward Array take the two arrays unchanged: ``pyarrow.LargeListArray.from_arrays(rows.offsets[...],
+    rows.values[...])``.
+
+    Parameters
+    ----------
+    group : Group
+        The group, in a transaction or not.
+
+    Raises
+    ------
+    KeyError
+        The group has no such arrays; `Rows.create` makes them.
+    FormatError
+        The offsets are not one more than the rows, or are not integers.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> group = b2array.open_group("memory://rows.b2d", "w")
+    >>> rows = Rows.create(group, [[1.5, 2.5], [], [3.5]])
+    >>> rows.append([[4.5, 5.5, 6.5]])
+    4
+    >>> rows[3], rows.lengths.tolist()
+    (array([4.5, 5.5, 6.5]), [2, 0, 1, 3])
+    >>> [row.tolist() for row in rows[[2, 0]]]
+    [[3.5], [1.5, 2.5]]
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._values = _member(group, VALUES)
+        self._offsets = _member(group, OFFSETS)
+        if self._offsets.dtype.kind not in "iu" or self._offsets.ndim != 1 or not len(self._offsets):
+            raise FormatError(
+                f"{self._offsets.url}: expected offsets of rows, one more than there are rows, found an array of shape "
+                f"{self._offsets.shape} and type {self._offsets.dtype}"
+            )
+
+    @classmethod
+    def create(
+        cls,
+        group: Group,
+        rows: Iterable[Any] = (),
+        *,
+        dtype: npt.DTypeLike | None = None,
+        item_shape: tuple[int, ...] = (),
+        **options: Any,
+    ) -> Self:
+        """Make the two arrays in a group, in one commit.
+
+        Parameters
+        ----------
+        group : Group
+            The group, open for writing.
+        rows : iterable of array-like
+            The first rows.
+        dtype : dtype-like, optional
+            The type of the items; by default the type of the first rows, or float64.
+        item_shape : tuple of int, default ()
+            The shape of an item, if it is an array: (2,) for the points of polygons.
+        **options
+            Options of `Group.create` for the values, such as ``chunks`` and ``cparams``.
+        """
+        joined, lengths = _join(rows, None if dtype is None else np.dtype(dtype), item_shape)
+        options.setdefault("chunks", None)
+        shape = (0, *item_shape)
+        with _changes_of(group) as changes:
+            values = changes.create(VALUES, shape, joined.dtype, **_measured(options, joined))
+            offsets = changes.create(OFFSETS, data=np.zeros(1, np.int64))
+            _extend(values, offsets, joined, lengths)
+        return cls(group)
+
+    @property
+    def values(self) -> NDArray:
+        """The items of all rows, one row after the other."""
+        return self._values
+
+    @property
+    def offsets(self) -> NDArray:
+        """The position of the first item of each row, and the number of all items."""
+        return self._offsets
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The number of items in each row; this reads all offsets."""
+        bounds = self._offsets[...].astype(np.int64)
+        return np.diff(bounds)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"<b2array.Rows {self._group.url}: {count_text(len(self), 'row')} of {self._values.dtype}>"
+
+    @overload
+    def __getitem__(self, key: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, key: slice | list[int] | Array) -> list[Array]: ...
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return one row, or a list of rows for a slice, a list of numbers or a mask.
+
+        Rows that are next to each other are read as one piece, and all pieces together.
+
+        Raises
+        ------
+        IndexError
+            A number is out of bounds.
+        FormatError
+            The offsets decrease, or exceed the values.
+        """
+        numbers = np.arange(len(self))[key]
+        wanted = np.atleast_1d(numbers)
+        starts, stops = self._bounds(wanted)
+        rows = self._read(starts, stops)
+        return rows if np.ndim(numbers) else rows[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        step = 1024
+        for first in range(0, len(self), step):
+            yield from self[first : first + step]
+
+    def append(self, rows: Iterable[Any]) -> int:
+        """Append rows, in one commit, and return the new number of rows.
+
+        Rows that other writers append at the same time are preserved.
+
+        Parameters
+        ----------
+        rows : iterable of array-like
+            The rows.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The items do not fit the values.
+        """
+        joined, lengths = _join(rows, self._values.dtype, self._values.shape[1:])
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(pause(attempt))
+            try:
+                with _changes_of(self._group) as changes:
+                    _extend(_member(changes, VALUES), _member(changes, OFFSETS), joined, lengths)
+                break
+            except ConflictError:
+                # Another writer has appended rows since the block began.
+                if attempt == _TRIES - 1 or isinstance(self._group._home, Changes):
+                    raise
+        self.refresh()
+        return len(self)
+
+    def refresh(self) -> None:
+        """Show the rows that other writers have appended."""
+        if isinstance(self._group._home, Changes):
+            return
+        # Values first: rows whose values are missing could not be read.
+        self._offsets.refresh()
+        self._values.refresh()
+
+    def _bounds(self, numbers: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Return the first position of each row, and the position after its last."""
+        if not numbers.size:
+            return numbers, numbers
+        first, last = int(numbers.min()), int(numbers.max())
+        if last - first < 4 * numbers.size + 1024:
+            offsets = self._offsets[first : last + 2].astype(np.int64)
+            starts, stops = offsets[numbers - first], offsets[numbers - first + 1]
+        else:
+            pairs = self._offsets[np.stack([numbers, numbers + 1])].astype(np.int64)
+            starts, stops = pairs
+        if (starts > stops).any() or starts.min() < 0 or stops.max() > len(self._values):
+            raise FormatError(
+                f"{self._offsets.url}: expected offsets that increase up to {len(self._values)}, found others"
+            )
+        return starts, stops
+
+    def _read(self, starts: Array, stops: Array) -> list[Array]:
+        """Read rows: neighbours in one piece, and all pieces together."""
+        if not starts.size:
+            return []
+        begins = np.flatnonzero(np.append(True, starts[1:] != stops[:-1]))
+        ends = np.append(begins[1:], len(starts))
+        keys = [slice(int(starts[i]), int(stops[j - 1])) for i, j in zip(begins, ends, strict=True)]
+        pieces = read_many([(self._values, key) for key in keys])
+        rows = []
+        for piece, key, i, j in zip(pieces, keys, begins.tolist(), ends.tolist(), strict=True):
+            rows += [piece[int(starts[n]) - key.start : int(stops[n]) - key.start] for n in range(i, j)]
+        return rows
+
+
+def _member(group: Group, name: str) -> NDArray:
+    """Return an array of a group of rows."""
+    array = group.get(name)
+    if not isinstance(array, NDArray):
+        raise KeyError(f"{group.url} has no array {name!r}: Rows.create(group) makes the arrays of rows")
+    return array
+
+
+def _changes_of(group: Group) -> Any:
+    """Return a block that changes a group: in the transaction under way, or in a new one."""
+    return nullcontext(group) if isinstance(group._home, Changes) else group.transaction()
+
+
+def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
+    """Return the items of rows in one array, and the length of each row."""
+    arrays = []
+    for row in rows:
+        array = as_items(row, None)
+        # An empty list has no shape and no type of its own.
+        if array.shape == (0,):
+            array = np.empty((0, *item_shape), array.dtype if dtype is None else dtype)
+        if array.shape[1:] != item_shape or not array.ndim:
+            raise ValueError(f"expected rows of items of shape {item_shape}, found a row of shape {array.shape}")
+        arrays.append(array)
+    if dtype is None:
+        kinds = [array.dtype for array in arrays if array.size]
+        dtype = np.result_type(*kinds) if kinds else np.dtype(float)
+    for array in arrays:
+        if array.size and not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise TypeError(f"Cannot cast array data from {array.dtype!r} to {dtype!r} according to 'same_kind'")
+    joined = np.empty((sum(map(len, arrays)), *item_shape), dtype)
+    if arrays:
+        joined[...] = np.concatenate(arrays)
+    return joined, [len(array) for array in arrays]
+
+
+def _measured(options: dict[str, Any], values: Array) -> dict[str, Any]:
+    """Return options with chunks for text of this size."""
+    nbytes = average_text(values)
+    if not nbytes or options["chunks"] is not None:
+        return options
+    return {**options, "chunks": max(1, 2**21 // nbytes)}
+
+
+def _extend(values: NDArray, offsets: NDArray, joined: Array, lengths: list[int]) -> None:
+    """Append the items of rows, and where they end."""
+    if not lengths:
+        return
+    start = int(offsets[-1])
+    if start != len(values):
+        raise FormatError(f"{offsets.url}: expected {len(values)} as the last offset, found {start}")
+    if len(joined):
+        values.append(joined)
+    offsets.append((start + np.cumsum(lengths)).astype(offsets.dtype))

@@ -1,0 +1,129 @@
+"""Rows of different lengths: two arrays in a group, which every program reads, and one object over them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import b2array
+from b2array import Rows
+from b2array.errors import FormatError
+
+
+def data(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 99, rng.integers(0, 20)).astype("i4") for _ in range(count)]
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    assert all(
+        np.array_equal(one, other) and one.dtype == other.dtype for one, other in zip(found, expected, strict=True)
+    )
+
+
+@pytest.fixture
+def group(tmp_path):
+    return b2array.open_group(tmp_path / "g.b2d", "w")
+
+
+def test_rows_are_read_like_a_list(group):
+    expected = data(300)
+    rows = Rows.create(group, expected)
+    assert len(rows) == 300
+    same(rows[:], expected)
+    same(rows[5:100:7], expected[5:100:7])
+    same(rows[::-1], expected[::-1])
+    same(rows[[5, 2, 5]], [expected[5], expected[2], expected[5]])
+    same(rows[np.arange(300) % 3 == 0], expected[::3])
+    same(rows[[]], [])
+    same([*rows], expected)
+    same([rows[-1], rows[np.int64(7)]], [expected[-1], expected[7]])
+    assert rows.lengths.tolist() == [len(row) for row in expected]
+    for number in (300, -301):
+        with pytest.raises(IndexError, match="out of bounds"):
+            rows[number]
+
+
+def test_two_arrays_are_what_other_programs_see(group):
+    rows = Rows.create(group, [[1.5, 2.5], [], [3.5]])
+    assert group["values"][...].tolist() == [1.5, 2.5, 3.5]
+    assert group["offsets"][...].tolist() == [0, 2, 2, 3]
+    assert rows.offsets.dtype == np.int64
+    assert rows.values.url == group["values"].url
+
+
+def test_an_append_is_one_commit(group):
+    rows = Rows.create(group, dtype="i4")
+    expected = data(50, seed=1)
+    before = group["values"].generation, group["offsets"].generation
+    assert rows.append(expected) == 50
+    assert rows.append([]) == 50
+    same(rows[:], expected)
+    other = Rows(b2array.open_group(group.url))
+    same(other[:], expected)
+    assert before != (group["values"].generation, group["offsets"].generation)
+    for bad, error in [([[1.5]], TypeError), ([["x"]], TypeError), ([[[1, 2]]], ValueError), ([5], ValueError)]:
+        with pytest.raises(error):
+            rows.append(bad)
+    same(rows[:], expected)
+    with group.transaction() as changes:
+        inside = Rows(changes)
+        inside.append([[7]])
+        inside.append([[8, 8]])
+        same(inside[50:], [np.array([7], "i4"), np.array([8, 8], "i4")])
+        assert len(Rows(b2array.open_group(group.url))) == 50
+    rows.refresh()
+    assert len(rows) == 52
+
+
+def test_rows_of_writers_at_the_same_time_are_all_there(group):
+    Rows.create(group, dtype="i8")
+
+    def work(number):
+        rows = Rows(b2array.open_group(group.url, "r+"))
+        for _ in range(5):
+            rows.append([[number] * number])
+
+    writers = [threading.Thread(target=work, args=(number,)) for number in range(1, 4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    rows = Rows(b2array.open_group(group.url))
+    assert sorted(map(tuple, rows)) == sorted(5 * [(1,), (2, 2), (3, 3, 3)])
+
+
+def test_items_may_be_points_or_text(group):
+    polygons = Rows.create(group.require_group("p"), [[(0, 0), (1, 1)], [], [(2, 2)]], dtype="f8", item_shape=(2,))
+    assert polygons[0].tolist() == [[0, 0], [1, 1]]
+    assert polygons[1].shape == (0, 2)
+    polygons.append([np.ones((3, 2))])
+    assert polygons[-1].shape == (3, 2)
+    tokens = Rows.create(group.require_group("t"), [["a", "longer"], [], ["é" * 40]], dtype="T")
+    assert [row.tolist() for row in tokens] == [["a", "longer"], [], ["é" * 40]]
+    assert tokens.values.dtype == np.dtypes.StringDType()
+
+
+def test_several_rows_are_read_together(group, monkeypatch):
+    rows = Rows.create(group, data(300), chunks=100)
+    asked = []
+    monkeypatch.setattr("b2array.group.ragged.read_many", lambda pairs: asked.append(pairs) or [a[k] for a, k in pairs])
+    rows[[250, 3, 4, 100]]
+    assert [len(pairs) for pairs in asked] == [3]
+
+
+def test_other_groups_and_wrong_offsets_are_refused(group):
+    with pytest.raises(KeyError, match=r"no array 'values'.*Rows\.create"):
+        Rows(group)
+    group["values"] = np.arange(5)
+    group["offsets"] = np.array([0.0, 1.0])
+    with pytest.raises(FormatError, match="expected offsets of rows"):
+        Rows(group)
+    del group["offsets"]
+    group["offsets"] = np.array([0, 3, 2, 9])
+    rows = Rows(group)
+    with pytest.raises(FormatError, match="expected offsets that increase up to 5"):
+        rows[:]
