@@ -149,7 +149,7 @@ def _without_items(
     """
     rest = dict(encoding)
     if " since " not in str(rest.get("units")):
-        text = np.empty(variable.shape, "U1")
+        text = np.empty(variable.shape, _TEXT)
         return xr.Variable(variable.dims, text, variable.attrs, rest)
     # cftime has no type of its own, so encode the times here.
     meaning = {key: rest.pop(key) for key in ("units", "calendar") if key in rest}
