@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import dask_chunks
-from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, is_automatic, new_draft
+from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
@@ -29,6 +29,7 @@ from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
 from b2array.errors import ConflictError, ReadOnlyError, warn
 from b2array.grid import assignment
+from b2array.grid.chunking import is_automatic
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import lossless, require_same_kind, require_same_order
 from b2array.grid.text_items import as_text, refuse_missing

@@ -35,10 +35,10 @@ from b2array.frame.snapshot import find_frame
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.grid import chunking
 from b2array.grid.assignment import broadcast, check_plain
-from b2array.grid.chunking import Access
+from b2array.grid.chunking import Access, is_automatic
 from b2array.grid.layout import Layout, extents
-from b2array.grid.runs import automatic_run
 from b2array.grid.selection import select
+from b2array.grid.text_chunks import USUAL_NBYTES, automatic_text
 from b2array.keywords import F, spell_out
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
@@ -71,7 +71,6 @@ __all__ = [
     "choose_layout",
     "draft_filled",
     "encode_metalayers",
-    "is_automatic",
     "name_pairs",
     "new_draft",
     "place_new",
@@ -123,12 +122,6 @@ class _Unset:
     def __repr__(self) -> str:
         return "0"  # the text in signatures
 
-
-_USUAL_NBYTES = 32
-"""The assumed size of an item of text, in bytes, if there are no items yet."""
-_BLOCK_NBYTES = 2**17
-_MOST_IN_BLOCK = 4096
-"""A block of text has so many bytes at most, if no item is longer, and so many items at most."""
 
 UNSET: Final = _Unset()
 """Marks a missing fill value: None cannot, because as a fill value it means NaN in arrays of floats."""
@@ -273,7 +266,7 @@ def new_draft(
         dims=names,
         dtype=dtypes.extension_name(layout.dtype),
         cparams=cparams_to_note(params),
-        auto=_note_choice(layout, options, params),
+        auto=_note_choice(layout, options, params, text_nbytes),
     )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
     draft = Draft(place.store, None, state, overwrite=options.overwrite, first=place.first)
@@ -375,50 +368,28 @@ def choose_layout(
         known_to_numpy = np.dtype((np.void, model.itemsize))
     text = dtypes.dtype_text(known_to_numpy)
     if is_text(model.dtype):
-        return _text_layout(outer, model.dtype, text, options, text_nbytes or _USUAL_NBYTES)
-    cut = chunking.automatic(
-        outer, model.itemsize, chunks=options.chunks, blocks=options.blocks, inner=inner, access=options.access
-    )
+        nbytes = text_nbytes or USUAL_NBYTES
+        cut = automatic_text(outer, nbytes, chunks=options.chunks, blocks=options.blocks, access=options.access)
+    else:
+        cut = chunking.automatic(
+            outer, model.itemsize, chunks=options.chunks, blocks=options.blocks, inner=inner, access=options.access
+        )
     layout = Layout(outer + inner, *cut, model.dtype, text)
     check_count(layout)
     return layout
 
 
-def _note_choice(layout: Layout, options: ArrayOptions, params: CParams) -> str | None:
+def _note_choice(layout: Layout, options: ArrayOptions, params: CParams, text_nbytes: int) -> str | None:
     """Return the note that an array with few items may get other chunks when it grows (see `Annotations.auto`)."""
     is_chosen = not (is_automatic(options.chunks) and is_automatic(options.blocks))
-    # Chunks of text are chosen by the size of its items, which is better known now than when it grows.
-    if is_chosen or layout.is_text or not layout.shape or layout.nbytes >= chunking.LEAST_CHUNK_NBYTES:
+    nbytes = layout.nbytes
+    if layout.is_text:
+        nbytes = math.prod(layout.shape) * max(text_nbytes, USUAL_NBYTES)
+    if is_chosen or not layout.shape or nbytes >= chunking.LEAST_CHUNK_NBYTES:
         return None
     # Other codecs and filters, which users may have registered, may fit only the present blocks.
     fits_all_blocks = params.codec_id in _PLAIN_CODECS and _FOR_ALL_BLOCKS.issuperset(params.filter_slots)
     return options.access or "" if fits_all_blocks else None
-
-
-def is_automatic(extents: Extents) -> bool:
-    """Return whether extents of chunks or blocks leave the choice open."""
-    return extents is None or (isinstance(extents, str) and extents == "auto")
-
-
-def _text_layout(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    text: str,
-    options: ArrayOptions,
-    nbytes: int,
-) -> Layout:
-    """Choose the chunks and blocks of an array of text, by the average size of its items in bytes."""
-    chunks, blocks = chunking.automatic(
-        shape, nbytes, chunks=options.chunks, blocks=options.blocks, access=options.access
-    )
-    nitems = math.prod(blocks)
-    if is_automatic(options.blocks):
-        nitems = min(_MOST_IN_BLOCK, max(1, _BLOCK_NBYTES // nbytes))
-    # Other blocks than runs would put the items into the chunk in another order.
-    blocks = automatic_run(chunks, nitems)
-    layout = Layout(shape, chunks, blocks, dtype, text)
-    check_count(layout)
-    return layout
 
 
 def require_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:

@@ -6,6 +6,7 @@ used. A commit makes the next state from this one, without parsing the bytes tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -33,10 +34,11 @@ from b2array.format.b2nd import GEOMETRIES, TEXT
 from b2array.format.frame import Frame
 from b2array.format.header import Header
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, MAX_OWN_LAYERS, Layers
-from b2array.format.strings import LENGTHS
+from b2array.format.strings import BATCHES, LENGTHS, pack_batches
 from b2array.grid import chunking
 from b2array.grid.chunking import Access
 from b2array.grid.layout import MAX_NDIM, Layout
+from b2array.grid.text_chunks import USUAL_NBYTES, automatic_text
 
 __all__ = [
     "State",
@@ -548,8 +550,24 @@ def choose_layout(
     wanted: list[int | str] = ["auto"] * outer
     for axis, length in (chunks or {}).items():
         wanted[axis] = length
-    cut, within = chunking.automatic(shape[:outer], layout.itemsize, chunks=wanted, inner=inner, access=access)
+    if layout.is_text:
+        cut, within = automatic_text(shape, _average_text(state), chunks=wanted, access=access)
+    else:
+        cut, within = chunking.automatic(shape[:outer], layout.itemsize, chunks=wanted, inner=inner, access=access)
     return replace(layout, shape=shape, chunks=cut, blocks=within)
+
+
+def _average_text(state: State) -> int:
+    """Return the average size of an item of text in bytes, for which more items are expected; at least the usual size.
+
+    A few short items say little about the others, and chunks of longer items than expected would be too large.
+    """
+    layout = state.require_layout()
+    # Zeros are unknown sizes. The other chunks have at most so many items.
+    known = state.sizes[:, -1]
+    nitems = min(math.prod(layout.shape), int(np.count_nonzero(known)) * math.prod(layout.chunks))
+    average = int(known.sum(dtype=np.int64)) // max(1, nitems)
+    return max(average, USUAL_NBYTES)
 
 
 def with_layout(state: State, new: Layout) -> State:
@@ -557,12 +575,15 @@ def with_layout(state: State, new: Layout) -> State:
     described = state.frame
     layout = state.require_layout()
     check_count(new)
-    if (new.chunks, new.blocks) != (layout.chunks, layout.blocks):
+    # Chunks of text differ in size.
+    if not layout.is_text and (new.chunks, new.blocks) != (layout.chunks, layout.blocks):
         described = replace(described, chunksize=new.chunk_nbytes, blocksize=new.block_nbytes)
     outer = _count_outer(state)
     outers = tuple(part[:outer] for part in (new.shape, new.chunks, new.blocks))
     layers = []
     for name, raw in described.metalayers:
         content = b2nd.with_extents(raw, *outers) if name in GEOMETRIES else raw
+        if layout.is_text and name == BATCHES:
+            content = pack_batches(new)
         layers.append((name, content))
     return replace(state, frame=replace(described, metalayers=tuple(layers)), layout=new)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import struct
 from importlib import import_module
 from typing import Any
 
@@ -43,6 +44,8 @@ BATCHES = "batcharray"
 LENGTHS = "_batch_array_metadata"
 """The variable-length metalayer in which python-blosc2 finds the lengths of the batches."""
 
+_UINT32 = struct.Struct(">BI")
+"""A number of 32 bits in msgpack, after its marker."""
 _TYPE = re.compile(
     r"StringDType\((?:na_object=(?P<missing>.+?))?(?:(?:, |(?<=\())coerce=(?P<coerce>False))?\)", re.DOTALL
 )
@@ -165,10 +168,15 @@ def item_of(content: bytes, dtype: np.dtype[Any]) -> Any:
 
 def pack_batches(layout: Layout) -> bytes:
     """Return the metalayer by which python-blosc2 recognizes the chunks of an array of text as batches."""
-    packed: bytes = msgpack.packb(
-        {"version": 1, "serializer": "msgpack", "items_per_block": items_per_block(layout), "arrow_schema": None}
-    )
-    return packed
+    packer = msgpack.Packer()
+    fields = {"version": 1, "serializer": "msgpack", "items_per_block": items_per_block(layout), "arrow_schema": None}
+    parts = [packer.pack_map_header(len(fields))]
+    for name, value in fields.items():
+        parts.append(packer.pack(name))
+        # A number of fixed width, because the header keeps its length when other blocks are chosen.
+        is_count = name == "items_per_block" and value is not None
+        parts.append(_UINT32.pack(0xCE, value) if is_count else packer.pack(value))
+    return b"".join(parts)
 
 
 def pack_lengths(layout: Layout) -> bytes:

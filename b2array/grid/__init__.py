@@ -12,5 +12,6 @@ layout        shape, chunks and blocks of one array, and quantities derived from
 chunking      automatic shapes of chunks and blocks
 text_items    text and bytes in arrays of objects, and types for them
 runs          blocks of text, which are runs of a chunk
+text_chunks   the automatic choice of chunks and blocks for text
 advice        finds keys that chunks and blocks serve badly, and better shapes
 """

@@ -16,7 +16,7 @@ import numpy as np
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid.layout import MAX_NDIM, grid_shape
 
-__all__ = ["Access", "automatic", "check_access", "commit_length", "usual_access"]
+__all__ = ["Access", "automatic", "check_access", "commit_length", "is_automatic", "usual_access"]
 
 Access = Literal["balanced", "planes", "series", "boxes", "samples"]
 """The most common way of reading an array. "balanced" serves every direction."""
@@ -51,6 +51,11 @@ SHORT = 4
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _Shape = tuple[int, ...]
 _Partial = tuple[int | None, ...]
+
+
+def is_automatic(extents: Any) -> bool:
+    """Return whether extents of chunks or blocks leave the choice open."""
+    return extents is None or (isinstance(extents, str) and extents == "auto")
 
 
 def automatic(

@@ -199,3 +199,50 @@ def test_small_pieces_of_dask_are_mentioned():
     x = da.zeros((204, 240, 240), chunks=(17, 30, 30), dtype="f4")
     with pytest.warns(PerformanceWarning, match=r"\(17, 30, 30\) items, cut it into 768 chunks of 60 KiB"):
         b2array.from_dask(x)
+
+
+@pytest.mark.parametrize("first", [[], ["a", "Grüße"]], ids=["none", "some"])
+def test_text_gets_chunks_for_what_it_becomes(tmp_path, layout, first):
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(np.array(first, "T"), url=url, layout=layout)
+    a.snapshot("before")
+    more = np.array([f"line {n}" * (n % 7) for n in range(70_000)], "T")
+    a.append(more[:10])
+    a.append(more[10:])
+    expected = [*first, *more.tolist()]
+    assert (a.nchunks, a.chunks, a.blocks) == (2, (65_536,), (4096,))
+    assert b2array.open(url)[...].tolist() == expected
+    theirs = blosc2.open(str(url))
+    # python-blosc2 finds an item by the number of items in a block, which the growth changed.
+    assert (theirs.items_per_block, theirs[0][60_000], theirs[1][0]) == (4096, expected[60_000], expected[65_536])
+    assert b2array.verify(url, deep=True).ok
+    assert b2array.open(url, at="before")[...].tolist() == first
+    a.restore("before")
+    assert a[...].tolist() == first
+    assert b2array.verify(url, deep=True).ok
+
+
+def test_text_grows_in_every_way_and_keeps_its_fill_value():
+    values = np.array([["a", "bb"], ["", "dddd"]], "T")
+    resized, inserted = (b2array.asarray(values, fill_value="zz") for _ in range(2))
+    resized.resize((300, 2))
+    inserted.insert(np.full((400, 2), "e", "T"), 1)
+    assert resized.nchunks == inserted.nchunks == 1
+    resized.resize((300, 3))
+    assert resized[:3].tolist() == [["a", "bb", "zz"], ["", "dddd", "zz"], ["zz", "zz", "zz"]]
+    assert inserted[...].tolist() == [["a", "bb"], *[["e", "e"]] * 400, ["", "dddd"]]
+    a = b2array.full((2,), "zz", dtype="T")
+    with a.transaction() as changes:
+        changes[0] = "q"
+        changes.append(["r"])
+        changes.insert(["k"], 1)
+    assert a[...].tolist() == ["q", "k", "zz", "r"]
+
+
+def test_chunks_of_text_expect_items_as_long_as_those_there_are():
+    a = b2array.asarray(np.full(3, "x" * 10_000, "T"))
+    a.append(np.full(1000, "x" * 10_000, "T"))
+    assert 100 <= a.chunks[0] <= 1000
+    chosen = b2array.asarray(np.array(["a"], "T"), chunks=1)
+    chosen.append(np.array(["b", "c"], "T"))
+    assert chosen.chunks == (1,)
