@@ -83,6 +83,28 @@ def test_a_second_session_over_http_sends_one_or_two_requests_for_a_byte(http, t
         assert (len(http.requests), http.nbytes_asked) == (asked, asked)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_text_is_kept_as_numbers_are(http, tmp_path, layout) -> None:
+    path = tmp_path / "a.b2nd"
+    numbers = np.random.default_rng(0).integers(0, 2**62, (30_000, 3))
+    x = np.array([f"é{a}{b}" * (a % 2) + str(c) for a, b, c in numbers.tolist()], "T")
+    a = b2array.asarray(x, url=path, layout=layout, chunks=10_000, blocks=300)
+    publish(http, path)
+    assert b2array.open(http.url_of("a.b2nd"))[...].tolist() == x.tolist()
+    http.requests.clear()
+    assert b2array.open(http.url_of("a.b2nd"))[...].tolist() == x.tolist()
+    asked = 1 if layout == "contiguous" else 2
+    assert (len(http.requests), http.nbytes_asked) == (asked, asked)
+    # A commit changes one of three chunks, and the others are still here.
+    a.append(np.array(["new"], "T"))
+    a[25_000] = "changed"
+    publish(http, path)
+    http.requests.clear()
+    expected = [*x[:25_000].tolist(), "changed", *x[25_001:].tolist(), "new"]
+    assert b2array.open(http.url_of("a.b2nd"))[...].tolist() == expected
+    assert http.nbytes_asked < 0.6 * a.cbytes
+
+
 def test_another_process_finds_what_this_one_has_read(http, tmp_path, directory) -> None:
     x = values()
     make(tmp_path / "a.b2nd", x)

@@ -271,7 +271,11 @@ def _copy_items(draft: Draft, source: Source, bar: Progress, *, exact: bool) -> 
     """Copy all items, and read each block of the source about once."""
     old = source.state.require_layout()
     new = draft.state.require_layout()
-    most = max(1, PIECE_NBYTES // old.itemsize)
+    itemsize = old.itemsize
+    if old.is_text:
+        # The frame knows the size of the text of all items.
+        itemsize += source.frame.nbytes // max(1, math.prod(old.shape))
+    most = max(1, PIECE_NBYTES // itemsize)
     if not new.nchunks or windows.reads(old, new.chunks, new.chunks) <= _FEW_READS:
         # Threads read and encode chunks at the same time.
         numbers = range(new.nchunks)
@@ -280,7 +284,7 @@ def _copy_items(draft: Draft, source: Source, bar: Progress, *, exact: bool) -> 
     extents = windows.window(old, new.chunks, most)
     shared = windows.shared_chunks(old, new.chunks, most)
     needs_another = windows.reads(old, new.chunks, extents) > _FEW_READS
-    if not needs_another or math.prod(shared) * old.itemsize < _LEAST_NBYTES:
+    if not needs_another or math.prod(shared) * itemsize < _LEAST_NBYTES:
         _copy_windows(draft, source, extents, bar, exact=exact)
         return
     with TemporaryDirectory(prefix="b2array-") as directory:

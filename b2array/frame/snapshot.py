@@ -390,6 +390,9 @@ class Snapshot(Source):
     def _nbytes_with_record(self, n: int) -> int:
         """Return the size of a chunk with the record of its checksums; 0 if it is not noted."""
         cbytes = int(self.state.sizes[n, 0])
+        layout = self.state.layout
+        if layout is not None and layout.is_text:
+            return cbytes + record_nbytes(layout.nblocks) if cbytes else 0
         nbytes, blocksize = self.frame.chunk_nbytes(n), self.frame.blocksize
         if not (cbytes and nbytes and blocksize):
             return 0

@@ -320,3 +320,24 @@ def test_a_copy_into_long_thin_chunks_reads_each_block_about_once(
         copied = b2array.open(server.url_of("s.b2nd")).copy(tmp_path / "c.b2nd", chunks=(256, 16, 16))
         assert server.nbytes_asked <= 1.2 * len(content)
     assert np.array_equal(copied[...], x)
+
+
+@pytest.mark.parametrize("most", [2**25, 2**17])
+def test_a_copy_of_text_reads_windows_by_the_size_of_its_items(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "PIECE_NBYTES", most)
+    boxes = []
+    read_box = copying.resize.read_box
+
+    def read(source: Any, layout: Any, box: Any) -> Any:
+        values = read_box(source, layout, box)
+        boxes.append(sum(len(item) for item in values.flat))
+        return values
+
+    monkeypatch.setattr(copying.resize, "read_box", read)
+    x = np.array([str(n % 10) * 200 for n in range(200 * 200)], "T").reshape(200, 200)
+    a = b2array.asarray(x, chunks=(1, 200))
+    for chunks in [(200, 1), (25, 20)]:
+        b = a.copy(chunks=chunks)
+        assert b.chunks == chunks
+        assert b[...].tolist() == x.tolist()
+    assert max(boxes) <= most
