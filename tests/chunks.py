@@ -193,7 +193,7 @@ def vl_chunk(blocks, typesize=1, cparams=CParams("zstd")):  # noqa: B008
     for data in datas:
         filtered = filters.forward(pipeline, data.reshape(1, -1), reference=data, first=True).reshape(-1)
         task = encode.Task(filtered, width, len(data), cparams, False, pipeline)
-        payload = encode._payload(task, filtered, None)
+        payload = encode.encode_stream(filtered, task.cparams, task.typesize, task.pipeline.blockshape)
         if payload is None or len(payload) >= len(data):
             payload = filtered.tobytes()
         records.append(struct.pack("<i", len(data)) + bytes(payload))

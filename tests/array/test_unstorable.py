@@ -62,7 +62,7 @@ def test_the_error_says_what_can_be_stored(kind: str) -> None:
 
 @pytest.mark.parametrize("values", [pd.Categorical(["a", "bc"]), pd.Series(["a", "bc"]), pd.DataFrame({"a": ["bc"]})])
 def test_text_of_pandas_is_stored_as_text(values: Any) -> None:
-    assert b2array.asarray(values).dtype == "U2"
+    assert b2array.asarray(values).dtype.kind == "T"
 
 
 class Sparse:

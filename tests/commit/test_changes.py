@@ -17,7 +17,7 @@ import b2array
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.commit.changes import LOWEST_CODE, SEGMENT, ChangeSet, apply_change, join_changes, rebase_change
-from b2array.commit.draft import Draft
+from b2array.commit.draft import Draft, mark_lost
 from b2array.commit.edits import compact
 from b2array.commit.fork import Fork, fork, merge_changes
 from b2array.commit.fork_point import make_portable
@@ -80,7 +80,7 @@ def special(seed: int) -> Callable[[Draft], None]:
 def lose(seed: int) -> Callable[[Draft], None]:
     def step(draft: Draft) -> None:
         if draft.frame.nchunks:
-            draft.mark_lost(seed % draft.frame.nchunks)
+            mark_lost(draft, seed % draft.frame.nchunks)
 
     return step
 
@@ -165,7 +165,7 @@ def test_a_change_that_only_compacts_is_not_empty() -> None:
 def test_lost_chunks_keep_their_mark_when_the_order_changes() -> None:
     base = base_of("contiguous")
     draft = Draft(base.store, base)
-    draft.mark_lost(1)
+    mark_lost(draft, 1)
     draft.reindex([3, 1, -1, 0], nbytes=4 * 8 * WIDTH)
     assert apply_change(draft.freeze(), base.state).annotations.lost == (1,)
     draft.reindex([1, 0, 2], nbytes=3 * 8 * WIDTH)

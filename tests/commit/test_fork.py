@@ -30,6 +30,7 @@ from writers import add_row, join_forks
 
 import b2array
 from b2array.codec import encode
+from b2array.commit.draft import mark_lost
 from b2array.errors import ConflictError, FormatError
 from b2array.store.endings import JOURNAL
 
@@ -647,7 +648,7 @@ def test_a_fork_can_write_a_lost_chunk_again(tmp_path: Path, place: str) -> None
     for attempt in a._handle.attempts():
         with attempt as draft:
             for n in (1, 2, 3):
-                draft.mark_lost(n)
+                mark_lost(draft, n)
     with a.transaction() as changes:
         one, two = fill(sent(changes.fork()), 1, 5), fill(sent(changes.fork()), 2, 6)
         changes.merge(sent(one), sent(two))
