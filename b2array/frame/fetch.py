@@ -679,7 +679,9 @@ class _Chunk:
             # The chunk is stored raw: its blocks follow the header, uncompressed.
             stops = np.arange(self.expected_nblocks() + 1) * frame.blocksize
             return HEADER_LEN + np.minimum(stops, nbytes)
-        return block_bounds(sizes[:-1] if frame.vl_blocks else sizes)
+        # A frame that notes no blocks' sizes notes only the size of the chunk.
+        notes_nbytes = frame.vl_blocks and len(sizes) > 1
+        return block_bounds(sizes[:-1] if notes_nbytes else sizes)
 
     # Checksums.
 
