@@ -449,8 +449,6 @@ class Group(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Open an array, a super-chunk or a group; a table or objects of python-blosc2 as `Table` or `Items`.
 
-        If this handle knows no such member, it looks once for changes of other writers, as `refresh` does.
-
         Raises
         ------
         KeyError
@@ -473,11 +471,8 @@ class Group(MutableMapping[str, Any]):
         prefix = f"{full}/"
         return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
-    def _locate(self, name: str, *, looked_again: bool = False) -> tuple[str, str | None]:
-        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither.
-
-        Before the error, this lists the members again, except in a transaction.
-        """
+    def _locate(self, name: str) -> tuple[str, str | None]:
+        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither."""
         try:
             name = check_name(name)
         except ValueError as error:
@@ -488,11 +483,10 @@ class Group(MutableMapping[str, Any]):
             return full, members[full]
         if members.is_group(full):
             return full, None
-        if not isinstance(self._home, Changes) and not looked_again:
-            # Another handle may have made the member since this one listed the group.
-            self._home.refresh()
-            return self._locate(name, looked_again=True)
-        raise KeyError(f"{name!r}: {self.url} has no such member{nearest(name, self._list_names())}")
+        # A look for newer members would move the handle: what it shows next would be of another state than what it
+        # has shown before, and changes that belong together would be seen in part.
+        newer = "" if isinstance(self._home, Changes) else "; refresh() shows what others have made since"
+        raise KeyError(f"{name!r}: {self.url} has no such member{nearest(name, self._list_names()) or newer}")
 
     def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
         """Read selections of several members at once, as `b2array.read_many` does.
