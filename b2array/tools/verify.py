@@ -645,7 +645,7 @@ def inspect(
             batch = tuple(numbers[first : first + step])
             inspector.look(batch)
             # No chunk is inspected twice, and the heads of all chunks of a large array would fill the memory.
-            revision.heads.clear()
+            inspector.revision.heads.clear()
             bar.advance(len(batch))
     return inspector.findings
 
