@@ -9,7 +9,7 @@ C-Blosc must not start threads: `alone` is the only way to call it.
 
 When the interpreter ends, it stops all threads but the main one, and then closes generators and drops objects, whose
 clean-up may come here. No thread answers any more, and NumPy may crash. So nothing waits then, and nothing is read or
-written: `require_running` raises an error.
+written: `make_ending_error` says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "each",
     "is_ending",
     "is_worker",
-    "require_running",
+    "make_ending_error",
     "result",
     "spread",
     "width",
@@ -62,18 +62,16 @@ def is_worker() -> bool:
     return threading.current_thread() is not threading.main_thread() or parent_process() is not None
 
 
-def is_ending() -> bool:
-    """Return whether the interpreter is ending, so that no other thread runs any more."""
-    return sys.is_finalizing()
+is_ending = sys.is_finalizing
+"""Whether the interpreter is ending, so that no other thread runs any more."""
 
 
-def require_running() -> None:
-    """Raise RuntimeError if the interpreter is ending."""
-    if sys.is_finalizing():
-        raise RuntimeError(
-            "the interpreter is ending, so b2array reads and writes nothing any more; end a block of `with` earlier, or"
-            " register a function with atexit instead of __del__"
-        )
+def make_ending_error() -> RuntimeError:
+    """Return the error for a call while the interpreter is ending."""
+    return RuntimeError(
+        "the interpreter is ending, so b2array reads and writes nothing any more; end a block of `with` earlier, or"
+        " register a function with atexit instead of __del__"
+    )
 
 
 def width() -> int:
@@ -223,7 +221,8 @@ def result(answer: Answer[R]) -> R:
             break
         except Empty:
             # Windows notices Ctrl-C only between two calls.
-            require_running()
+            if is_ending():
+                raise make_ending_error() from None
     if error is None:
         return value
     try:

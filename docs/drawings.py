@@ -532,7 +532,7 @@ def group() -> Picture:
 
 def packages() -> Picture:
     """Draw the packages in layers; each imports only from those below it."""
-    p = Picture(760, 507)
+    p = Picture(760, 552)
     layers = [
         [("tools", "the program; verify, repair", 632)],
         [("exchange", "arrays to and from other formats", 420), ("xarray_io", "datasets and trees", 210)],
@@ -540,6 +540,7 @@ def packages() -> Picture:
         [("array", "what users hold: NDArray and the functions that make one", 632)],
         [("display", "tables", 200), ("compute", "reductions, views, what reads share", 430)],
         [("commit", "the next state; the only package that changes a store", 632)],
+        [("catalog", "what the manifest of a group says; reads only", 632)],
         [("frame", "one committed state, and how it is read", 420), ("bloscpack", ".blp files", 210)],
         [("format", "what a frame says; no I/O", 632)],
         [("codec", "one chunk and its items; no I/O", 632)],
@@ -553,8 +554,8 @@ def packages() -> Picture:
             p.text(x + 12, y + 24, name, "ink code bold")
             p.text(x + 96, y + 24, words, "soft small")
             x += width + 2
-    p.arrow((700, 20), (700, 485))
-    p.text(714, 250, "imports", "soft small")
+    p.arrow((700, 20), (700, 530))
+    p.text(714, 272, "imports", "soft small")
     return p
 
 

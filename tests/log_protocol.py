@@ -2,9 +2,9 @@
 
 A transaction prepares its members, writes the manifest with an entry for each, applies the entries, and clears the log.
 The write of the manifest is the commit. Whoever takes the lock of a member applies its entry first. `TABLE` says what
-that does, by what is found there, as `b2array.frame.log.TABLE` does. Any process may be killed between two steps, which
-frees its locks and leaves the rest. Software that knows no group writes to members as it finds them; it takes their
-locks.
+that does, by what is found there, as `b2array.catalog.redo.TABLE` does. Any process may be killed between two steps,
+which frees its locks and leaves the rest. Software that knows no group writes to members as it finds them; it takes
+their locks.
 
 A frame is a history: the names of the commits that made it. `World.truth` has what each member must be at that moment:
 once the manifest names a commit, it has happened. Software that writes to a member before its entry is applied wins, as
@@ -92,7 +92,7 @@ class Frame(NamedTuple):
     kept: frozenset[tuple[str, ...]] = frozenset()
 
 
-class Entry(NamedTuple):
+class PendingStep(NamedTuple):
     """How a member gets its next state."""
 
     kind: Kind
@@ -104,7 +104,7 @@ class Entry(NamedTuple):
 class World(NamedTuple):
     """The disk, the locks, and what must be true."""
 
-    log: tuple[tuple[str, Entry], ...]
+    log: tuple[tuple[str, PendingStep], ...]
     frames: tuple[tuple[str, Frame], ...]
     truth: tuple[tuple[str, tuple[str, ...]], ...]
     staged: frozenset[tuple[str, Any]] = frozenset()
@@ -169,7 +169,9 @@ def read_manifest() -> Step:
     return Step("read the manifest", lambda world: [(world, (world.log, world.snapshots))])
 
 
-def write_manifest(who: str, log: tuple[tuple[str, Entry], ...], truth: tuple[tuple[str, History], ...] = ()) -> Step:
+def write_manifest(
+    who: str, log: tuple[tuple[str, PendingStep], ...], truth: tuple[tuple[str, History], ...] = ()
+) -> Step:
     def act(world: World) -> Outcomes:
         after = world._replace(log=log)
         return [(_known(after, **dict(truth)) if truth else after, None)]
@@ -217,7 +219,7 @@ def rename_in(name: str, token: str) -> Step:
 # Applying entries.
 
 
-def found_at(name: str, entry: Entry, frame: Frame | None) -> Found:
+def found_at(name: str, entry: PendingStep, frame: Frame | None) -> Found:
     """Say which column of the table holds."""
     if frame is None:
         return "nothing"
@@ -229,7 +231,7 @@ def found_at(name: str, entry: Entry, frame: Frame | None) -> Found:
     return "before" if state == entry.before else "another"
 
 
-def apply(rules: Rules, name: str, entry: Entry) -> Process:
+def apply(rules: Rules, name: str, entry: PendingStep) -> Process:
     """Do what the table says; the caller holds the lock of the member."""
     frame = yield look(name)
     action = rules.table[found_at(name, entry, frame), entry.kind]
@@ -246,7 +248,7 @@ def apply(rules: Rules, name: str, entry: Entry) -> Process:
     return None
 
 
-def take_out(rules: Rules, name: str, entry: Entry, frame: Frame | None) -> Process:
+def take_out(rules: Rules, name: str, entry: PendingStep, frame: Frame | None) -> Process:
     """Rename a member away: where nothing must be replaced, the file has both names for a moment."""
     if (yield look_aside(entry.token)) is not None:
         if not rules.frees_the_second_name:
@@ -258,7 +260,7 @@ def take_out(rules: Rules, name: str, entry: Entry, frame: Frame | None) -> Proc
     return None
 
 
-def settle(rules: Rules, log: tuple[tuple[str, Entry], ...], held: str, who: str) -> Process:
+def settle(rules: Rules, log: tuple[tuple[str, PendingStep], ...], held: str, who: str) -> Process:
     """Apply a log; the caller holds the lock of the manifest, and those of the members `held`."""
     for name, entry in log:
         if name not in held:
@@ -280,7 +282,7 @@ def transaction(rules: Rules, who: str, changes: tuple[tuple[str, Kind], ...]) -
     if rules.recovers_first:
         yield from settle(rules, log, "".join(names), who)
         log = ()
-    entries: list[tuple[str, Entry]] = []
+    entries: list[tuple[str, PendingStep]] = []
     truth: list[tuple[str, History]] = []
     staging: list[Step] = []
     for name, kind in changes:
@@ -313,19 +315,19 @@ def transaction(rules: Rules, who: str, changes: tuple[tuple[str, Kind], ...]) -
     return None
 
 
-def planned(who: str, name: str, kind: Kind, frame: Frame | None) -> tuple[Entry, History, list[Step]]:
+def planned(who: str, name: str, kind: Kind, frame: Frame | None) -> tuple[PendingStep, History, list[Step]]:
     """Return an entry, what it makes of the member, and how that is prepared."""
     token = f"{name} by {who}"
     if frame is None or kind == "frame":
         new = (who,)
-        return Entry("frame", frame and frame.identity, token, token), new, [stage(token, Frame(token, new))]
+        return PendingStep("frame", frame and frame.identity, token, token), new, [stage(token, Frame(token, new))]
     new = (*frame.history, who)
     if kind == "patch":
         step = put(name, frame._replace(tail=new), "append to")
-        return Entry(kind, frame.history, new, ""), new, [step]
+        return PendingStep(kind, frame.history, new, ""), new, [step]
     if kind == "index":
-        return Entry(kind, frame.history, new, token), new, [stage(token, new)]
-    return Entry(kind, frame.identity, None, token), None, []
+        return PendingStep(kind, frame.history, new, token), new, [stage(token, new)]
+    return PendingStep(kind, frame.identity, None, token), None, []
 
 
 def alone(rules: Rules, who: str, name: str, kind: Kind) -> Process:

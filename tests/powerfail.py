@@ -35,15 +35,15 @@ EVERY_MOMENT = 15
 FORCES = ("fsync", "fdatasync")
 
 
-class Entry(NamedTuple):
+class PendingStep(NamedTuple):
     """A file or a directory, known by its number."""
 
     kind: str  # file, directory
     number: int
 
 
-ROOT = Entry("directory", 0)
-Names = dict[tuple[int, str], Entry]
+ROOT = PendingStep("directory", 0)
+Names = dict[tuple[int, str], PendingStep]
 """What has a name, by the number of the directory and the name in it."""
 
 
@@ -89,7 +89,7 @@ class Disk:
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Take down what is done inside the block; what was there before is safe."""
-        known: dict[int, Entry] = {}
+        known: dict[int, PendingStep] = {}
         for path in sorted(self.root.rglob("*")):
             inode = path.stat().st_ino
             if inode not in known:
@@ -138,16 +138,16 @@ class Disk:
         """Note that a commit has returned."""
         self.log.append(Op("done", None))
 
-    def _new(self, content: bytes) -> Entry:
+    def _new(self, content: bytes) -> PendingStep:
         self.contents.append(content)
-        return Entry("file", len(self.contents) - 1)
+        return PendingStep("file", len(self.contents) - 1)
 
-    def _new_directory(self) -> Entry:
-        return Entry("directory", next(self._directories))
+    def _new_directory(self) -> PendingStep:
+        return PendingStep("directory", next(self._directories))
 
-    def _find(self, path: str) -> Entry | None:
+    def _find(self, path: str) -> PendingStep | None:
         """Return what has a path now."""
-        found: Entry | None = ROOT
+        found: PendingStep | None = ROOT
         for part in Path(path).relative_to(self.root).parts:
             found = None if found is None else self._names.get((found.number, part))
         return found
@@ -188,7 +188,7 @@ class Disk:
         return call
 
     def _note(
-        self, verb: str, place: tuple[int, str], other: str | None, entry: Entry | None, args: tuple[Any, ...]
+        self, verb: str, place: tuple[int, str], other: str | None, entry: PendingStep | None, args: tuple[Any, ...]
     ) -> None:
         above, name = place
         if verb == "mkdir":
@@ -286,13 +286,13 @@ class Disk:
 _PAIRS = ("link", "replace", "rename")
 
 
-def _files(names: Names) -> Iterator[Entry]:
+def _files(names: Names) -> Iterator[PendingStep]:
     return (entry for entry in names.values() if entry.kind == "file")
 
 
-def _paths(names: Names) -> dict[str, Entry]:
+def _paths(names: Names) -> dict[str, PendingStep]:
     """Return what can be reached from the root, by its path."""
-    inside: dict[int, list[tuple[str, Entry]]] = {}
+    inside: dict[int, list[tuple[str, PendingStep]]] = {}
     for (directory, name), entry in names.items():
         inside.setdefault(directory, []).append((name, entry))
     found = {".": ROOT}

@@ -2,7 +2,7 @@
 
 The world is a bucket with one group of members "x" and "y": chunks under numbers, an immutable index for each revision,
 published indexes, and the manifest, whose conditional write is the commit. The writers follow
-`b2array.commit.many.commit_rows` step by step, vacuum follows `b2array.tools.vacuum`. Every object is as old as any
+`b2array.commit.in_bucket` step by step, vacuum follows `b2array.tools.vacuum`. Every object is as old as any
 grace: a writer may sleep for an hour between two steps.
 
 An array is a history: the names of the commits that made it, in a chunk each. `World.log` has the commits in the order

@@ -16,12 +16,12 @@ from lengths import examples
 import b2array
 from b2array import config
 from b2array.array.array import NDArray
+from b2array.catalog import owners
 from b2array.codec import chunk
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
 from b2array.format import checksums
 from b2array.format.state import State
-from b2array.frame import snapshot
 from b2array.frame.fetch import fetch
 from b2array.frame.source import ChunkRequest
 from b2array.store.memory import MemoryStore
@@ -59,7 +59,7 @@ def objects(path):
 
 
 def opened(files, mode="r"):
-    return NDArray(Handle(snapshot.load(MemoryStore(files)), mode))
+    return NDArray(Handle(owners.load(MemoryStore(files)), mode))
 
 
 def place(path, n, where=0):
@@ -396,7 +396,7 @@ def test_a_cold_read_of_blocks_is_one_wave_with_their_checksums(tmp_path, layout
     data = np.cumsum(NOISE.normal(size=(1000, 1000)), axis=1)
     write(path, data, layout, chunks=(500, 500), blocks=(100, 50))
     store = Counting(objects(path))
-    a = NDArray(Handle(snapshot.load(store), "r"))
+    a = NDArray(Handle(owners.load(store), "r"))
     store.waves = store.nbytes = 0
     np.testing.assert_array_equal(a[key], data[key])
     assert store.waves == 1
@@ -411,7 +411,7 @@ def test_only_needed_blocks_are_read(tmp_path):
     data = np.cumsum(NOISE.normal(size=(1000, 1000)), axis=1)
     write(path, data, "contiguous", chunks=(500, 500), blocks=(100, 50))
     store = Counting(objects(path))
-    a = NDArray(Handle(snapshot.load(store), "r"))
+    a = NDArray(Handle(owners.load(store), "r"))
     store.nbytes = 0
     assert a[750, 60] == data[750, 60]
     head = head_of(path, 2)
@@ -429,7 +429,7 @@ def test_delta_chunks_take_their_first_block_along(tmp_path):
     )
     held.append_data(data)
     store = Counting(objects(path))
-    source = snapshot.load(store)
+    source = owners.load(store)
     store.waves = 0
     (stored,) = fetch(source, [ChunkRequest(0, (5,))])
     assert store.waves == 1
@@ -489,7 +489,7 @@ def test_a_pickled_handle_compares_too(tmp_path, layout, monkeypatch):
     data = mixed()
     a = write(path, data, layout)
     for limit in (2**16, 200, 60):
-        monkeypatch.setattr("b2array.frame.snapshot._PICKLED_NBYTES", limit)
+        monkeypatch.setattr("b2array.frame.revision._PICKLED_NBYTES", limit)
         handle = pickle.loads(pickle.dumps(a))
         np.testing.assert_array_equal(handle[...], data)
         file, at = place(path, 1, 60)

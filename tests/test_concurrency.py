@@ -217,7 +217,7 @@ def test_an_empty_transaction_does_not_take_the_handle_back():
 def test_many_writers_of_one_chunk_all_have_their_turn():
     # With a single attempt each, most of them would come second.
     array = b2array.zeros((16, 50), "i4", chunks=(16, 50), blocks=(4, 50))
-    handles = [b2array.NDArray(Handle(array._handle.snapshot, "r+")) for _ in range(4)]
+    handles = [b2array.NDArray(Handle(array._handle.revision, "r+")) for _ in range(4)]
 
     def fill(number):
         for row in range(number, 16, 4):

@@ -14,7 +14,7 @@ from clouds import Cloud
 
 import b2array
 from b2array import config
-from b2array.commit import many, prepare
+from b2array.commit import in_bucket, prepare
 from b2array.errors import ConflictError
 from b2array.store.cloud import CloudStore
 
@@ -150,7 +150,7 @@ def test_group_transactions_on_different_chunks_that_commit_at_once_are_merged(g
 
     with one.transaction() as changes:
         changes["a"][:16] = 2
-        once(other, monkeypatch, many, "replace_manifest")
+        once(other, monkeypatch, in_bucket, "replace_manifest")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 

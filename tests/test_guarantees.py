@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import b2array
 from b2array import config
+from b2array.catalog import owners
 from b2array.commit import write
 from b2array.commit.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
@@ -94,7 +95,7 @@ def make(place: str, request, tmp_path) -> tuple[b2array.NDArray, dict]:
 def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
     if place["url"] is not None:
         return b2array.open(place["url"], mode=mode, storage_options=place["storage_options"])
-    return b2array.NDArray(Handle(b2array.frame.snapshot.load(a._handle.store), mode))
+    return b2array.NDArray(Handle(owners.load(a._handle.store), mode))
 
 
 def test_the_table_has_a_line_for_every_kind_of_store():

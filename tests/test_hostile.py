@@ -35,6 +35,8 @@ from b2array import codecs, config
 from b2array.array import snapshots
 from b2array.array.array import array_at
 from b2array.bloscpack import header
+from b2array.catalog import ledgers, owners
+from b2array.catalog.manifest import Manifest, PendingStep, Row
 from b2array.codec import cblosc, encode
 from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
@@ -50,8 +52,6 @@ from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, su
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.state import State
 from b2array.format.summary import Record
-from b2array.frame import listing, snapshot
-from b2array.frame.manifest import Entry, Manifest, Row
 from b2array.grid import layout
 from b2array.store.memory import MemoryStore
 
@@ -212,7 +212,7 @@ def test_damaged_streams_are_read_or_refused(codec: str, hostile: int, hostile_s
 
 
 def summarized() -> Record:
-    held = snapshot.load(MemoryStore({"": b2array.asarray(VALUES, attrs={"unit": "K"}, dims=("y", "x")).to_bytes()}))
+    held = owners.load(MemoryStore({"": b2array.asarray(VALUES, attrs={"unit": "K"}, dims=("y", "x")).to_bytes()}))
     record = summary.pack(held.state, held.header)
     assert record is not None
     return record
@@ -221,7 +221,7 @@ def summarized() -> Record:
 def kept_states() -> list[bytes]:
     """Return states of a full and of an empty array, packed, without their digests."""
     arrays = [b2array.asarray(VALUES, chunks=(7, 7), attrs={"unit": "K"}), b2array.zeros((0, 3))]
-    held = [snapshot.load(MemoryStore({"": a.to_bytes()})) for a in arrays]
+    held = [owners.load(MemoryStore({"": a.to_bytes()})) for a in arrays]
     return [pack_state(each.state, each.header)[:-DIGEST_NBYTES] for each in held]
 
 
@@ -322,8 +322,8 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     ),
     "state of a snapshot": (kept_states(), unpack_kept_state),
     "members of a snapshot": (
-        [listing.pack_members({"a/b": listing.MemberState("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
-        lambda data: listing.unpack_members(data + digest_of(data), digest_of(data)),
+        [ledgers.pack_members({"a/b": ledgers.MemberState("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
+        lambda data: ledgers.unpack_members(data + digest_of(data), digest_of(data)),
     ),
     "manifest of a group": (
         [
@@ -338,8 +338,8 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
                 "0123",
                 7,
                 {
-                    "a.b2nd": Entry("patch", "ab", "cd", b"header"),
-                    "b.b2nd": Entry("frame", "", "cd", "0123456789abcdef"),
+                    "a.b2nd": PendingStep("patch", "ab", "cd", b"header"),
+                    "b.b2nd": PendingStep("frame", "", "cd", "0123456789abcdef"),
                 },
             ).pack()[:-DIGEST_NBYTES],
             Manifest({}, "0123", 7, kept=b"x", retired={"0123456789abcdef": (("x", bytes(16)),)}).pack()[
@@ -800,7 +800,7 @@ ODD = (
 
 def odd_notes(rng: random.Random, content: bytes) -> bytes:
     """Change what a store notes of its embedded members."""
-    held = b2array.SChunk(Handle(snapshot.load(MemoryStore({"": content})), "r+"))
+    held = b2array.SChunk(Handle(owners.load(MemoryStore({"": content})), "r+"))
     # Changes inside an attribute are refused.
     notes, odd = copy.deepcopy(held.vlmeta["estore_metadata"]), rng.choice(ODD)
     what = rng.randrange(4)

@@ -11,7 +11,7 @@ import rows_protocol as rows
 from checker import Again, Report, explore
 from rows_protocol import Rules
 
-from b2array.frame.log import TABLE, Action, Standing
+from b2array.catalog.redo import TABLE, Action, Standing
 
 
 def commits(rules: Rules, **kinds: str) -> Mapping[str, Again]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import b2array
+from b2array.catalog.manifest import MANIFEST, Manifest, PendingStep
+from b2array.catalog.redo import inspect_place
 from b2array.errors import FormatError, UnsupportedError
-from b2array.frame.log import inspect_place
-from b2array.frame.manifest import MANIFEST, Entry, Manifest
 from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
 
@@ -54,7 +54,7 @@ def group_with(tmp_path: Path, link: str, target: Path, manifest: Manifest | Non
 def removed(path: str, target: Path) -> Manifest:
     """Return a manifest that says that the frame behind a path was deleted."""
     before = inspect_place(LocalStore(target)).lasting
-    return Manifest(identity="00" * 8, number=1, log={path: Entry("delete", before, "", "0" * 16)})
+    return Manifest(identity="00" * 8, number=1, log={path: PendingStep("delete", before, "", "0" * 16)})
 
 
 def set_attribute(url: Path) -> None:

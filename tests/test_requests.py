@@ -20,6 +20,7 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.array import NDArray
+from b2array.catalog import owners
 from b2array.codec import chunk
 from b2array.codec.cparams import CParams
 from b2array.codec.header import Special
@@ -27,7 +28,7 @@ from b2array.commit.edits import set_special
 from b2array.commit.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index
-from b2array.frame import read, snapshot
+from b2array.frame import read
 from b2array.store.base import Head, join_views_at, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
@@ -107,7 +108,7 @@ class FarStore(LocalStore):
 
 def far(path) -> tuple[FarStore, NDArray]:
     store = FarStore(path)
-    return store, NDArray(Handle(snapshot.load(store), "r"))
+    return store, NDArray(Handle(owners.load(store), "r"))
 
 
 def needed(path, key) -> tuple[int, int]:
@@ -520,7 +521,7 @@ def test_a_large_read_takes_bounded_memory(tmp_path):
             time.sleep(0.02)
             return super().read(*args, **kwargs)
 
-    array = NDArray(Handle(snapshot.load(SlowStore(path)), "r"))
+    array = NDArray(Handle(owners.load(SlowStore(path)), "r"))
     tracemalloc.start()
     try:
         with config.using(cache_bytes=0):

@@ -61,7 +61,7 @@ def test_a_small_change_takes_the_same_steps_whatever_is_there(layout):
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_two_writers_of_many_chunks_are_merged_in_as_many_steps_as_chunks(layout):
     def merge(s):
-        other = b2array.SChunk(Handle(s._handle.snapshot, "r+"))
+        other = b2array.SChunk(Handle(s._handle.revision, "r+"))
         half = s.nchunks // 2
         with s.transaction(), other.transaction():
             for n in range(half):

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import b2array
+from b2array.catalog.owners import load_published
 from b2array.commit import staging
 from b2array.errors import ConflictError
-from b2array.frame.snapshot import load_published
 from b2array.store.open import open_store
 
 COMMIT = r"PUT .*/\.b2group$"

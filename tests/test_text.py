@@ -147,7 +147,7 @@ def test_other_items_than_text_are_refused(tmp_path, batch, says):
 def test_the_bytes_are_the_ones_of_the_page_on_formats():
     values = np.array(["a", "é", "longer", ""], TEXT)
     a = b2array.asarray(values, chunks=3, blocks=2)
-    content = a._handle.snapshot
+    content = a._handle.revision
     geometry = content.frame.metalayer("b2array_text")
     assert geometry[:3] == b"\x97\x00\x01"
     assert struct.unpack_from(">xBq", geometry, 3) == (0xD3, 4)
@@ -221,7 +221,7 @@ def test_types_from_damaged_files_are_refused(text):
 @layouts
 def test_damage_is_noticed(tmp_path, layout):
     a = b2array.asarray(words(1000), url=tmp_path / "a.b2nd", chunks=500, blocks=100, layout=layout)
-    location = a._handle.snapshot.locate(1)
+    location = a._handle.revision.locate(1)
     path = tmp_path / "a.b2nd" / location.name if location.name else tmp_path / "a.b2nd"
     raw = bytearray(path.read_bytes())
     raw[location.start + 200] ^= 1
@@ -246,7 +246,7 @@ def test_blocks_are_runs_that_cover_each_chunk_once(seed):
     assert is_run(chunks, blocks)
     values = np.array([str(n) for n in range(math.prod(shape))], TEXT).reshape(shape)
     a = b2array.asarray(values, chunks=chunks, blocks=blocks)
-    layout = a._handle.snapshot.state.require_layout()
+    layout = a._handle.revision.state.require_layout()
     assert layout.blocks == blocks
     same(a[...], values)
     for number, box in enumerate(boxes(a)):
@@ -421,7 +421,7 @@ def test_forks_and_snapshots(tmp_path, layout):
 def test_a_repair_saves_the_other_chunks(tmp_path, layout):
     values = words(50)
     a = b2array.asarray(values, url=tmp_path / "a.b2nd", chunks=12, blocks=5, layout=layout)
-    location = a._handle.snapshot.locate(1)
+    location = a._handle.revision.locate(1)
     path = tmp_path / "a.b2nd" / location.name if location.name else tmp_path / "a.b2nd"
     raw = bytearray(path.read_bytes())
     raw[location.start + 90] ^= 255

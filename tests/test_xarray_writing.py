@@ -1109,13 +1109,13 @@ def test_strings_grow_and_are_written_by_region_without_rewriting(url: Path, kin
     to_b2array(along(np.array(["a", "bc"], kind)), url)
     array = b2array.open_group(url)["a"]
     assert array.dtype == np.dtypes.StringDType()
-    identity = array._handle.snapshot.state.annotations.identity
+    identity = array._handle.revision.state.annotations.identity
     to_b2array(along(np.array(["much longer than before", "é"], kind)), url, append_dim="t")
     to_b2array(along(np.array(["longer still, by a region"], kind)), url, region={"t": slice(1, 2)})
     expected = ["a", "longer still, by a region", "much longer than before", "é"]
     assert reopened(url).a.values.tolist() == expected
     after = b2array.open_group(url)["a"]
-    assert after._handle.snapshot.state.annotations.identity == identity
+    assert after._handle.revision.state.annotations.identity == identity
     to_b2array(reopened(url), url.with_name("copy.b2d"))
     assert b2array.open_group(url.with_name("copy.b2d"))["a"][...].tolist() == expected
 

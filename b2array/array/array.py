@@ -17,6 +17,7 @@ from b2array.array.drafts import AnyPlace, ArrayOptions, Casting, CopyKeywords, 
 from b2array.array.items import Indexed
 from b2array.array.making import NewDraft, make
 from b2array.array.schunk import SChunk
+from b2array.catalog import owners
 from b2array.commit import fork as forks
 from b2array.commit import resize
 from b2array.commit.draft import Draft
@@ -25,7 +26,6 @@ from b2array.compute.mapping import Mapping as ViewMapping
 from b2array.compute.readable import Indexer, Readable, Select, select_fields
 from b2array.display.reading import Reading, explain
 from b2array.errors import ReadOnlyError
-from b2array.frame import snapshot
 from b2array.grid.layout import extents
 from b2array.grid.selection import Selection, fields, select, vectorised
 from b2array.printable import printable
@@ -738,4 +738,4 @@ def array_at(
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
     store = open_store(url, storage_options=storage_options, fs=fs)
-    return NDArray(Handle(snapshot.load(store, start=offset, cached=mode == "r"), mode))
+    return NDArray(Handle(owners.load(store, start=offset, cached=mode == "r"), mode))

@@ -17,8 +17,8 @@ from b2array.array.drafts import check_dims
 from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
 from b2array.commit.changes import LOWEST_CODE
+from b2array.commit.frame_locks import writers_lock
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.prepare import copy_frame
 from b2array.compute.operators import free_nbytes
@@ -28,7 +28,7 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_e
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
 from b2array.format.strings import item_of
-from b2array.frame.snapshot import ledger_in
+from b2array.frame.kept_states import ledger_in
 from b2array.printable import printable
 from b2array.store.memory import MemoryStore
 
@@ -70,7 +70,7 @@ class Opened:
         """Return the end of the repr: that a transaction is under way, or which snapshot this is."""
         if self.in_transaction:
             return ", in a transaction"
-        name = self._handle.snapshot.shown_at
+        name = self._handle.revision.shown_at
         return f", at the snapshot {printable(repr(name))}" if name else ""
 
     @property
@@ -148,7 +148,7 @@ class Opened:
         with handle.mutex.held:
             if handle.locked or handle.in_transaction:
                 raise ValueError("the lock is held already, or a transaction is under way on this handle")
-            with writers_lock(handle.store, handle.snapshot.name):
+            with writers_lock(handle.store, handle.revision.name):
                 handle.refresh()
                 handle.locked = True
                 try:
@@ -389,11 +389,11 @@ class Described(Opened, Readable):
         return rows, attrs
 
     def _snapshot_rows(self) -> dict[str, str]:
-        name = self._handle.snapshot.shown_at
+        name = self._handle.revision.shown_at
         if name:
             return {"snapshot": name}
         try:
-            names = ledger_in(self._handle.snapshot).names
+            names = ledger_in(self._handle.revision).names
         except (FormatError, UnsupportedError) as error:
             return {"snapshots": f"cannot be read: {error}"}
         return {"snapshots": ", ".join(names)} if names else {}

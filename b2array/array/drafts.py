@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from b2array.catalog.owners import find_frame
 from b2array.codec import codecs, filters, zfp
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, resolve_cparams
 from b2array.codec.header import CodecId, FilterId, Special
@@ -31,7 +32,6 @@ from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, cparams_to_note, parse
 from b2array.format.strings import BATCHES, LENGTHS, is_text, pack_batches, pack_item, pack_lengths
-from b2array.frame.snapshot import find_frame
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.grid import chunking
 from b2array.grid.assignment import broadcast, check_plain

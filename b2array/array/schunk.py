@@ -18,6 +18,9 @@ from b2array.array.described import Attributes, Opened
 from b2array.array.drafts import AnyPlace, ArrayOptions, encode_metalayers, place_new
 from b2array.array.making import make
 from b2array.buffers import Buffer
+from b2array.catalog import intact
+from b2array.catalog.manifest import OTHER
+from b2array.catalog.owners import load
 from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import AnyCParams, resolve_cparams
@@ -37,10 +40,7 @@ from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import cparams_to_note, parse
-from b2array.frame import kept
 from b2array.frame.fetch import fetch, read_chunks
-from b2array.frame.manifest import OTHER
-from b2array.frame.snapshot import load
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.assignment import check_plain
 from b2array.keywords import spell_out
@@ -153,7 +153,7 @@ class SChunk(Opened):
         Special and uncommitted chunks are returned whole.
         """
         buf = self.get_chunk(n)
-        revision = self._handle.snapshot
+        revision = self._handle.revision
         is_committed = self._handle.source is revision
         if not is_committed:
             # The chunk has no place in a file from which other readers could read blocks.
@@ -351,7 +351,7 @@ def schunk_at(
     """
     store = open_store(url, storage_options=storage_options, fs=fs)
     revision = load(store, start=offset, bare=at is not None, cached=mode == "r")
-    return SChunk(Handle(revision if at is None else kept.load_intact_state(revision, at), mode))
+    return SChunk(Handle(revision if at is None else intact.load_intact_state(revision, at), mode))
 
 
 @spell_out()

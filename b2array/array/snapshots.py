@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from b2array.catalog import intact
 from b2array.commit import edits
+from b2array.commit.bare_chunks import give_checksums
 from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
-from b2array.commit.unwritten import complete
 from b2array.display.tables import html_rows, narrow_size, size, text_table
 from b2array.errors import ConflictError, FormatError, SnapshotLostError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
-from b2array.frame import kept
-from b2array.frame.fetch import read_chunks
-from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, unknown_name
+from b2array.frame.kept_states import ledger_in, load_kept_states, unknown_name
+from b2array.frame.revision import Revision
 from b2array.grid.layout import Layout
 
 __all__ = [
@@ -37,10 +37,8 @@ __all__ = [
     "differences",
     "differing",
     "drop",
-    "give_checksums",
     "go_back",
     "keep",
-    "lacks_checksums",
     "list_snapshots",
     "make_entry",
     "own_nbytes",
@@ -188,26 +186,6 @@ def _entries(draft: Draft) -> dict[str, Kept]:
     return {entry.name: entry for entry in entries if not entry.group}
 
 
-def lacks_checksums(revision: Snapshot) -> bool:
-    """Return whether other software wrote the frame, or some of its chunks have no checksums."""
-    return not revision.frame.is_ours or bool(_find_bare_chunks(revision.state).size)
-
-
-def _find_bare_chunks(state: State) -> Any:
-    """Return the numbers of stored chunks without checksums. Special chunks need no checksums."""
-    is_stored = state.frame.offsets >= 0
-    return np.flatnonzero(is_stored & (state.records == 0))
-
-
-def give_checksums(draft: Draft) -> None:
-    """Rewrite chunks without checksums: otherwise nobody would notice that other software overwrites them."""
-    complete(draft)
-    bare = _find_bare_chunks(draft.state).tolist()
-    source = draft.reader()
-    for n, stored in zip(bare, read_chunks(source, bare), strict=True):
-        draft.set_chunk(n, draft.stage_chunk(n, bytes(stored.region)))
-
-
 def drop(handle: Handle, name: str) -> None:
     """Drop a snapshot."""
     for attempt in handle.attempts(anywhere=True):
@@ -228,10 +206,10 @@ def restore(handle: Handle, name: str) -> None:
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
             # Check the chunks as well: otherwise a damaged snapshot could become the current state.
-            edits.restore_state(draft, kept.load_intact_state(draft.base, name, deep=True).state)
+            edits.restore_state(draft, intact.load_intact_state(draft.base, name, deep=True).state)
 
 
-def go_back(handle: Handle, earlier: Snapshot) -> None:
+def go_back(handle: Handle, earlier: Revision) -> None:
     """Change a transaction to restore an earlier state of the frame."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
@@ -243,7 +221,7 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> SnapshotTable:
     """List the snapshots, the oldest first. With `alone`, bytes that the present state needs count as well."""
 
     def task(_: object) -> SnapshotTable:
-        revision = handle.snapshot
+        revision = handle.revision
         entries = [entry for entry in ledger_in(revision).entries if alone or not entry.group]
         states, errors = _load_states(revision, entries)
         compared = [*states.values()]
@@ -262,7 +240,7 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> SnapshotTable:
 
 
 def _load_states(
-    revision: Snapshot,
+    revision: Revision,
     entries: Sequence[Kept],
 ) -> tuple[dict[Kept, State], dict[Kept, str]]:
     """Return the kept states, and the errors of unreadable ones."""
@@ -344,10 +322,10 @@ def differences(handle: Handle, at: str, then: str | None) -> Boxes:
     """Return the boxes in which two states of an array may differ; see `differing`."""
 
     def task(_: object) -> Boxes:
-        revision = handle.snapshot
+        revision = handle.revision
         # Other software may overwrite a chunk in place: then equal places do not mean equal chunks.
-        now = revision if then is None else kept.load_intact_state(revision, then, deep=True)
-        before = kept.load_intact_state(revision, at, deep=True)
+        now = revision if then is None else intact.load_intact_state(revision, then, deep=True)
+        before = intact.load_intact_state(revision, at, deep=True)
         return Boxes(differing(before.state, now.state))
 
     return handle.reading(task)

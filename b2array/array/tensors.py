@@ -12,13 +12,13 @@ from b2array.array.array import NDArray
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
+from b2array.catalog import owners
 from b2array.codec.header import ChunkHeader
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format import dtypes
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.header import FIRST_BYTES
-from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 __all__ = ["face", "from_bytes"]
@@ -50,8 +50,8 @@ def from_bytes(buf: Buffer) -> NDArray:
             "memory: expected a Blosc2 frame, found a Blosc chunk, whose bytes b2array.decompress returns; what "
             "blosc2.pack and blosc2.pack_array return is a pickle, which is not safe to open"
         )
-    handle = Handle(snapshot.load(MemoryStore({"": content})), "r")
-    if handle.snapshot.state.layout is None:
+    handle = Handle(owners.load(MemoryStore({"": content})), "r")
+    if handle.revision.state.layout is None:
         # The frame may be an array that python-blosc2 packed into a super-chunk.
         packed = face(handle)
         if isinstance(packed, NDArray):

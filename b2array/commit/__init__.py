@@ -15,20 +15,38 @@ another draft.
 
 The last write of a plan makes the commit visible, and is atomic. In one file, it changes the header, or a new file
 replaces the old one; in a directory, a new index replaces the old one. In an object store, it is a conditional request
-for the object or the index. A group's commit is the write of its manifest. Only where the system cannot exchange two
-names in one step, a new frame of the other layout takes two renames to replace the old one.
+for the object or the index. Each write of a whole object goes through `outcomes.write_once`, which finds out whether it
+has happened. Only where the system cannot exchange two names in one step, a new frame of the other layout takes two
+renames to replace the old one.
 
 A writer that is killed before that write leaves the last commit intact. The next writer cuts off what was appended to a
 file. Staged files (``.b2tmp``), and chunks and revisions to which nothing refers, remain until `b2array.vacuum` removes
 them.
 
-A transaction of a local group calls `entries.commit_entries`, which calls `one.stage` for each member: the same steps,
-except the last write. The group then writes its manifest once, with an entry for each member in its log: that write is
-the commit. `apply.apply_entry` takes the last step of each member; if the writer is killed first, the next writer does
-so. A table in `b2array.frame.log` determines that step.
+A group commits by `group_commit.commit_group`. It stages the next state of each member where no reader of the group
+looks, and then writes the manifest once: **the call of `Medium.write` in `group_commit` is the commit**. Afterwards it
+publishes the members: it gives each its new state in the usual place. `on_disk` and `in_bucket` say how each kind of
+storage does that; a third kind would be a third `Medium`.
 
-An object store cannot rename objects. There `many.commit_rows` writes a revision of each changed member, and then the
-manifest once: its rows name the revisions that count. A change of a member by its own URL takes the same route.
+=============  ==============================================  =======================================================
+a group        on a local disk (`on_disk`)                     in an object store (`in_bucket`)
+=============  ==============================================  =======================================================
+stages         new tails in the members' files; new indexes    chunks under new numbers; the index of each member under
+               and frames next to their places                 the name of its revision
+commits        replaces the manifest, which lists a pending    replaces the manifest, whose rows name the revisions
+               step for each member
+publishes      takes the steps, then removes them from the     copies each index to its usual name
+               manifest
+excludes       locks: the manifest's, then the members' in     no lock: the write of the manifest requires the version
+other writers  the order of their paths                        that was read
+killed before  files that no reader sees, for `vacuum`         objects that no row names, for `vacuum`
+the commit
+killed after   pending steps, which the next writer takes      published indexes that are one commit old, which the
+the commit     first                                           next commit of the member or `vacuum` replaces
+=============  ==============================================  =======================================================
+
+A change of a member by its own URL takes the same route: on a disk, the writer first takes the step that is pending for
+the member (`frame_locks`); in an object store, it commits through the group.
 
 For a parallel write, `fork.fork` makes handles for workers. `fork.make_fork_point` describes the changes of the
 transaction so far, as a value, a `ForkPoint`. `fork.begin_fork` makes the draft of a fork, which starts from that
@@ -36,33 +54,35 @@ point, and a worker returns its changes as a `ChangeSet`. `changes.join_changes`
 `fork.prepare_merge` compares them with the transaction, and `fork.take_over` adds them to it. Then the transaction
 commits like any other.
 
-open_chunk     `OpenChunk`: a chunk that is being changed, and is encoded at the end
-text_chunk     `TextChunk`: the same for a chunk of text
-unwritten      stores the chunks of text that nobody has written, before a commit
-write          the values of a selection -> new chunks
-edits          inserts, updates, deletes and reorders chunks; compacts a frame; restores a kept state
-resize         resizes an array; appends, inserts and deletes along an axis
-staging        new chunks, before an index refers to them
-draft          `Draft`: collects changes on top of a snapshot: a state, and its `Delta` to the base
-changes        `ChangeSet`: the changes of a draft as a value; `apply_change`, `rebase_change`, `join_changes` (no I/O)
-pins           states of a frame that snapshots of local groups need, and the locks for destroying any of them
-plan           `plan`: every decision of a commit (no I/O)
-prepare        prepares a commit for its last step: the plan, objects, copies of chunks
-one            one frame: `commit`, `publish`, and `stage` for a group
-many           groups in object stores: `commit_rows`, one write of the manifest
-outcomes       `write_once`: writes a whole object, and finds out whether that has happened
-manifests      writes manifests
-entries        local groups: `commit_entries`, one write of the manifest, whose log names the members
-apply          local groups: gives members the states that the log in the manifest specifies
-locks          local groups: keep writers of one member in order with the group's commits: `writers_lock`
-leftovers      removes staged and replaced frames; recognizes abandoned directories
-census         lists the members of a group in an object store by its files
-localize       turns a group that was copied from an object store into a local group
-tables         refuses changes to columns of python-blosc2's tables
-copied_states  chooses the named states to copy with a frame
-fork_point     `ForkPoint`: a transaction as its forks see it; no I/O
-fork           forks for workers, whose changes become part of one commit
-pending        tells `vacuum` which chunks the workers of a write still need
-cursor         the state that a handle shows: a fixed one, the newest one, or a summary
-handle         `Handle`: shows the state of its cursor, begins transactions, retries after conflicts
+open_chunk        `OpenChunk`: a chunk that is being changed, and is encoded at the end
+text_chunk        `TextChunk`: the same for a chunk of text
+unwritten         stores the chunks of text that nobody has written, before a commit
+write             the values of a selection -> new chunks
+edits             inserts, updates, deletes and reorders chunks; compacts a frame; restores a kept state
+resize            resizes an array; appends, inserts and deletes along an axis
+staging           new chunks, before an index refers to them
+draft             `Draft`: collects changes on top of a revision: a state, and its `Delta` to the base
+changes           `ChangeSet`: a draft's changes as a value; `apply_change`, `rebase_change`, `join_changes` (no I/O)
+bare_chunks       chunks without checksums: finds them, and writes them again
+plan              `plan`: every decision of a commit (no I/O)
+prepare           prepares a commit for its last step: the plan, objects, copies of chunks
+outcomes          `write_once`: writes a whole object, and finds out whether that has happened
+one               one frame: `commit`, `publish`, and `stage` for a group
+group_commit      a group: `commit_group`, `GroupChange`, `Medium`
+on_disk           `Disk`, the medium of local groups
+in_bucket         `Bucket`, the medium of groups in object stores
+publication       gives members their committed states in their usual places
+snapshot_changes  `SnapshotChanges`: the snapshots that a commit of a group makes, drops and copies
+retired           frames that keep states of deleted members for snapshots of a local group
+manifests         writes manifests
+frame_locks       local frames: `writers_lock`, and the locks for destroying bytes that snapshots may need
+leftovers         removes staged and replaced frames; recognizes abandoned directories
+localize          turns a group that was copied from an object store into a local group
+tables            refuses changes to columns of python-blosc2's tables
+copied_states     chooses the named states to copy with a frame
+fork_point        `ForkPoint`: a transaction as its forks see it; no I/O
+fork              forks for workers, whose changes become part of one commit
+pending           tells `vacuum` which chunks the workers of a write still need
+cursor            the state that a handle shows: a fixed one, the newest one, or a summary
+handle            `Handle`: shows the state of its cursor, begins transactions, retries after conflicts
 """

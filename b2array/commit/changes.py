@@ -26,7 +26,7 @@ from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State, copy_table, find_changed_chunks, sizes_width, with_index
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 from b2array.frame.source import FilterSlots
 from b2array.store.base import Version
 from b2array.store.spool import Segment, SpoolPart
@@ -296,7 +296,7 @@ def apply_change(change: ChangeSet, state: State) -> State:
     return state
 
 
-def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
+def rebase_change(change: ChangeSet, base: Revision, current: Revision) -> ChangeSet:
     """Return a change of the `base` state as a change of the `current` one, which other writers committed later.
 
     ConflictError: another writer has changed something that this change reads or changes.
@@ -322,7 +322,7 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
     )
 
 
-def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
+def _check_snapshots(change: ChangeSet, base: Revision, current: Revision) -> None:
     """Raise ConflictError if another writer has changed a snapshot that the change makes or drops.
 
     A change that only makes a snapshot conflicts with every commit.
@@ -344,7 +344,7 @@ def _identify(entry: Kept | None) -> object:
     return None if entry is None else (entry.time, entry.generation)
 
 
-def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
+def _check_chunks(change: ChangeSet, base: Revision, current: Revision) -> None:
     """Raise ConflictError if other writers have changed chunks that the change reads or puts.
 
     A change of the shape, or of the order of the chunks, conflicts with every commit, and so does a rewrite.

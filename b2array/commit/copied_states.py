@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from b2array.catalog.intact import load_intact_state
 from b2array.commit.draft import Draft
 from b2array.format.kept import Kept
-from b2array.frame.kept import load_intact_state
-from b2array.frame.snapshot import Snapshot, ledger_in
+from b2array.frame.kept_states import ledger_in
+from b2array.frame.revision import Revision
 from b2array.frame.source import Source
 
 __all__ = ["KeptState", "states_to_copy"]
@@ -29,7 +30,7 @@ def states_to_copy(source: Source) -> list[KeptState]:
     If the source is a transaction, these are the states that the frame will keep after the commit: without the states
     that it drops, and with the new ones.
     """
-    if isinstance(source, Snapshot):
+    if isinstance(source, Revision):
         return _load_states(source, ())
     if not isinstance(source, Draft):
         return []
@@ -45,7 +46,7 @@ def states_to_copy(source: Source) -> list[KeptState]:
     return states
 
 
-def _load_states(revision: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
+def _load_states(revision: Revision, drops: tuple[str, ...]) -> list[KeptState]:
     """Load the kept states of a frame from the store, except `drops` and the states for snapshots of groups."""
     entries = ledger_in(revision).without(drops).entries
     return [KeptState(entry, load_intact_state(revision, entry.name)) for entry in entries if not entry.group]

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Self, TypeAlias
 
+from b2array.catalog.owners import load
 from b2array.errors import ConflictError
 from b2array.format.summary import Summary
-from b2array.frame.snapshot import Snapshot, load, reload
+from b2array.frame.revision import Revision
 from b2array.frame.source import Source
 from b2array.store.base import Store
 
@@ -19,11 +20,11 @@ __all__ = ["Cursor", "Ended", "Following", "Pinned", "Promised"]
 class Pinned:
     """Shows one committed state, until the handle commits or refreshes."""
 
-    snapshot: Snapshot
+    revision: Revision
 
-    def at(self, snapshot: Snapshot) -> Pinned:
+    def at(self, revision: Revision) -> Pinned:
         """Return the cursor that shows another state."""
-        return Pinned(snapshot)
+        return Pinned(revision)
 
     def look(self) -> Self:
         """Return the cursor to read from: this one."""
@@ -31,18 +32,18 @@ class Pinned:
 
     def newest(self) -> Pinned:
         """Load the newest committed state, and return a cursor to it."""
-        return Pinned(reload(self.snapshot, even_new=True))
+        return Pinned(self.revision.owner.load(self.revision, even_new=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Following:
-    """Shows the newest committed state at each use; `snapshot` is the state that the last use has seen."""
+    """Shows the newest committed state at each use; `revision` is the state that the last use has seen."""
 
-    snapshot: Snapshot
+    revision: Revision
 
-    def at(self, snapshot: Snapshot) -> Following:
+    def at(self, revision: Revision) -> Following:
         """Return the cursor that has seen another state."""
-        return Following(snapshot)
+        return Following(revision)
 
     def look(self) -> Following:
         """Load the newest committed state, and return a cursor to it."""
@@ -50,7 +51,7 @@ class Following:
 
     def newest(self) -> Following:
         """Load the newest committed state, and return a cursor to it."""
-        return Following(reload(self.snapshot, even_new=True))
+        return Following(self.revision.owner.load(self.revision, even_new=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +63,11 @@ class Promised:
 
     store: Store
     description: Summary
-    load: Callable[[], Snapshot]
+    load: Callable[[], Revision]
 
-    def at(self, snapshot: Snapshot) -> Pinned:
+    def at(self, revision: Revision) -> Pinned:
         """Return the cursor that shows a state."""
-        return Pinned(snapshot)
+        return Pinned(revision)
 
     def look(self) -> Pinned:
         """Read the described member, and return a cursor to its state."""
@@ -88,11 +89,11 @@ class Ended:
     description: Source | None = None
 
     @property
-    def snapshot(self) -> NoReturn:
+    def revision(self) -> NoReturn:
         """Raise the error."""
         self.look()
 
-    def at(self, _: Snapshot) -> NoReturn:
+    def at(self, _: Revision) -> NoReturn:
         """Raise the error."""
         self.look()
 

@@ -16,14 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
+from b2array.catalog.needs import pinned_places, pins_of
+from b2array.catalog.owners import find_frame, load
 from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import ChangeSet, Keep, New, apply_change, copy_for_changes, rebase_change, reindex_state
 from b2array.commit.fork_point import ForkPoint, Forks
+from b2array.commit.frame_locks import try_manifests_lock
 from b2array.commit.leftovers import belongs
 from b2array.commit.open_chunk import AnyChunk, Undo, WriteBuffer
-from b2array.commit.pins import pinned_places, pins_of, try_manifests_lock
 from b2array.commit.staging import CreatedFiles, Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
@@ -31,7 +33,8 @@ from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import State, future_part
-from b2array.frame.snapshot import Snapshot, find_frame, ledger_in, load, load_kept_states
+from b2array.frame.kept_states import ledger_in, load_kept_states
+from b2array.frame.revision import Revision
 from b2array.frame.source import SPOOL, FilterSlots, Location, Source, Staged
 from b2array.progress import Progress
 from b2array.store.base import MISSING, Store, Version, join_views_at
@@ -66,7 +69,7 @@ class Destination(NamedTuple):
     """
 
     place: Store
-    old: Snapshot | None = None
+    old: Revision | None = None
     aside: bool = False
     makes_directory: bool = False
 
@@ -166,7 +169,7 @@ class Draft(Source):
     ----------
     store : Store
         Where the frame is.
-    base : Snapshot or None
+    base : Revision or None
         The state to change; None for a new frame.
     new : State, optional
         The state of a new frame.
@@ -196,7 +199,7 @@ class Draft(Source):
     def __init__(
         self,
         store: Store,
-        base: Snapshot | None,
+        base: Revision | None,
         new: State | None = None,
         *,
         overwrite: bool = False,
@@ -206,7 +209,8 @@ class Draft(Source):
         first: int = 0,
         staging: Staging | None = None,
     ) -> None:
-        threads.require_running()
+        if threads.is_ending():
+            raise threads.make_ending_error()
         start = base.state if base is not None else new
         if start is None:
             raise ValueError("a transaction needs a base or a new frame")
@@ -496,7 +500,7 @@ class Draft(Source):
 
     # Rebasing on the commits of other writers.
 
-    def rebase(self, current: Snapshot, *, is_equal: bool = False) -> None:
+    def rebase(self, current: Revision, *, is_equal: bool = False) -> None:
         """Put the changes on top of the `current` state, which another writer has committed: it becomes the base.
 
         New chunks whose files may have been deleted are copied to other files. With `is_equal`, the state equals the
@@ -559,7 +563,7 @@ def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Des
     """
     old = find_frame(place) if overwrite else None
     # If a group lists revisions, frames of both layouts can be in one place at the same time.
-    needs_room = overwrite and (old is None or old.member is None)
+    needs_room = overwrite and (old is None or not old.owner.lists_revisions)
     beside = place.beside(directory=is_sparse) if needs_room else None
     store = beside or place
     return Destination(place, old, beside is not None, is_sparse and _is_vacant(store)), store
@@ -599,12 +603,12 @@ def _first_free(state: State) -> int:
     return max(next_number, int(state.frame.offsets.max(initial=-1)) + 1)
 
 
-def _with_used_numbers(new: State, old: Snapshot | None) -> State:
+def _with_used_numbers(new: State, old: Revision | None) -> State:
     """Return the state of a new frame; if it is contiguous, with a note of the numbers that chunks had in its place.
 
     A delayed request to delete an old chunk must not delete a chunk of a later frame.
     """
-    if old is None or old.member is not None or old.store.can.lock or new.frame.frame_type == FrameType.SPARSE:
+    if old is None or old.owner.lists_revisions or old.store.can.lock or new.frame.frame_type == FrameType.SPARSE:
         return new
     return new.with_annotations(replace(new.annotations, next=_first_free(old.state) or None))
 

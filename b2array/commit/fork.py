@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
+from b2array.catalog.owners import ALONE, load
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import (
     DIGEST_NBYTES,
@@ -55,7 +56,7 @@ from b2array.format import annotations as notes
 from b2array.format import index, recent
 from b2array.format.index import chunk_number
 from b2array.format.state import State
-from b2array.frame.snapshot import Snapshot, load
+from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME, Staged
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
@@ -443,7 +444,7 @@ def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]
     return change, [row for row in range(change.numbers.size) if row not in same]
 
 
-def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
+def _base_of(draft: Draft, change: ChangeSet) -> Revision:
     """Return the state that the forks started from: the base of the draft, or an earlier base.
 
     ConflictError: they started from another state.
@@ -535,14 +536,14 @@ class Fork(Handle):
         self._point = point
         self._name = name
         # A new array has no committed state yet: its handle shows the first state of the transaction.
-        snapshot = point.base or Snapshot(point.store, draft.state, 0, None, "")
-        super().__init__(snapshot, "r+", draft)
+        revision = point.base or Revision(point.store, draft.state, 0, None, "", ALONE)
+        super().__init__(revision, "r+", draft)
 
     @property
     def draft(self) -> Draft | None:
         """The draft with the changes of the fork; ValueError if the fork was merged."""
         # The cursor of a merged fork raises the error.
-        _ = self.snapshot
+        _ = self.revision
         return super().draft
 
     def freeze(self) -> ChangeSet:
@@ -699,7 +700,7 @@ def _resume(point: ForkPoint) -> Draft:
     return draft
 
 
-def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
+def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Revision:
     """Commit the changes of forks, unless an earlier call has committed them, and return the state with the changes.
 
     This then removes the journal. After an error, it removes the files of the forks as well, unless a commit may need
@@ -721,7 +722,7 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
     try:
         merge_changes(draft, changes, again=again)
         note_forks(point, draft)
-        snapshot = commit(draft)
+        revision = commit(draft)
     except BaseException as error:
         draft.abort()
         is_refused = isinstance(error, ConflictError | FileExistsError | FileNotFoundError)
@@ -732,10 +733,10 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
             abandon_write(point)
         raise
     remove_journal(point)
-    return snapshot
+    return revision
 
 
-def _find_commit(point: ForkPoint) -> Snapshot | None:
+def _find_commit(point: ForkPoint) -> Revision | None:
     """Load the present state, and return it if these forks were committed, maybe with later commits on top.
 
     Otherwise return None. The answer to an earlier commit may have been lost.

@@ -18,7 +18,7 @@ from b2array.commit.staging import CreatedFiles
 from b2array.errors import warn
 from b2array.format.header import FrameType
 from b2array.format.state import State
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 from b2array.store.base import Store
 from b2array.store.endings import JOURNAL
 from b2array.store.local import LocalStore
@@ -37,7 +37,7 @@ class ForkPoint:
     ----------
     store : Store
         Where the frame is.
-    base : Snapshot or None
+    base : Revision or None
         The state that the transaction changes; None for a new frame.
     transaction : bytes
         The identity of the transaction.
@@ -60,7 +60,7 @@ class ForkPoint:
     """
 
     store: Store
-    base: Snapshot | None
+    base: Revision | None
     transaction: bytes
     number: int
     epoch: int
@@ -138,7 +138,7 @@ class ForkPoint:
         )
 
 
-def _point(store: Store, base: Snapshot | None, transaction: bytes, *rest: Any) -> ForkPoint:
+def _point(store: Store, base: Revision | None, transaction: bytes, *rest: Any) -> ForkPoint:
     """Restore a pickled fork point; in the process of its transaction, with the list of the transaction's files."""
     # The store of the base may have open files, so share this store.
     point = ForkPoint(store if base is None else base.store, base, transaction, *rest)
@@ -179,7 +179,7 @@ class Forks:
         The place for the chunks of forks: the `first` and `place` of each `ForkPoint`.
     last : ForkPoint, optional
         The latest point.
-    bases : dict of str to Snapshot
+    bases : dict of str to Revision
         The states that forks started from, by generation.
     roster : Roster
         The names of the forks that were created, and of the forks that were merged.
@@ -191,6 +191,6 @@ class Forks:
     first: int
     place: str
     last: ForkPoint | None = None
-    bases: dict[str, Snapshot] = field(default_factory=dict)
+    bases: dict[str, Revision] = field(default_factory=dict)
     roster: Roster = field(default_factory=Roster)
     at_end: ExitStack = field(default_factory=ExitStack)

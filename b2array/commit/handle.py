@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from b2array import config, threads
+from b2array.catalog.redo import LocalMember
 from b2array.commit.cursor import Cursor, Ended, Following, Pinned, Promised
 from b2array.commit.draft import Draft, make_abandoned_error, warn_of_forgotten
-from b2array.commit.locks import writers_lock
+from b2array.commit.frame_locks import publish_waiting, writers_lock
 from b2array.commit.one import commit
 from b2array.errors import (
     B2ArrayError,
@@ -30,7 +31,7 @@ from b2array.errors import (
 from b2array.format.b2nd import CACHE
 from b2array.format.frame import Frame
 from b2array.format.summary import Summary
-from b2array.frame.snapshot import Snapshot, reload
+from b2array.frame.revision import Revision
 from b2array.frame.source import Source
 from b2array.store.base import MISSING, Mutex, Store, attempts
 
@@ -50,7 +51,7 @@ class Handle:
 
     Parameters
     ----------
-    state : Snapshot or Cursor
+    state : Revision or Cursor
         The state to show, or a cursor that chooses the state. A handle of a snapshot keeps showing this state.
     mode : {"r", "r+"}
         "r" for reading, "r+" for reading and changing.
@@ -80,14 +81,14 @@ class Handle:
 
     __slots__ = ("_draft", "cursor", "locked", "mode", "mutex", "small_writes", "store")
 
-    def __init__(self, state: Snapshot | Cursor, mode: Mode, draft: Draft | None = None) -> None:
+    def __init__(self, state: Revision | Cursor, mode: Mode, draft: Draft | None = None) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
-        self.cursor: Cursor = Pinned(state) if isinstance(state, Snapshot) else state
+        self.cursor: Cursor = Pinned(state) if isinstance(state, Revision) else state
         if mode == "r+":
-            _check_writable(state if isinstance(state, Snapshot) else self.snapshot)
+            _check_writable(state if isinstance(state, Revision) else self.revision)
         # A member that only a summary describes has not been read yet.
-        self.store: Store = state.store if isinstance(state, Snapshot | Promised) else self.snapshot.store
+        self.store: Store = state.store if isinstance(state, Revision | Promised) else self.revision.store
         self.mode: Mode = mode
         self.mutex = Mutex()
         self.locked = False
@@ -96,13 +97,13 @@ class Handle:
         if draft is not None:
             self.enter(draft)
 
-    def _show(self, snapshot: Snapshot, draft: Draft | None = None) -> None:
-        """Show a snapshot from now on, in the transaction of `draft`; by default outside of transactions."""
-        self._move(self.cursor.at(snapshot), draft)
+    def _show(self, revision: Revision, draft: Draft | None = None) -> None:
+        """Show a revision from now on, in the transaction of `draft`; by default outside of transactions."""
+        self._move(self.cursor.at(revision), draft)
 
     def _move(self, cursor: Pinned | Following, draft: Draft | None) -> None:
         """Take a cursor and a draft, and the store of the cursor's state."""
-        self.store = cursor.snapshot.store
+        self.store = cursor.revision.store
         self.cursor, self._draft = cursor, draft
 
     @property
@@ -114,7 +115,7 @@ class Handle:
         if self._draft is not None:
             return self._draft
         cursor = self.cursor
-        return cursor.snapshot if isinstance(cursor, Pinned) else self._look()
+        return cursor.revision if isinstance(cursor, Pinned) else self._look()
 
     @property
     def described(self) -> Source | Summary:
@@ -124,18 +125,18 @@ class Handle:
             return cursor.description
         return self.source
 
-    def _look(self) -> Snapshot:
+    def _look(self) -> Revision:
         """Return the committed state that this handle shows now, after loading it if the cursor requires that."""
         with self.mutex.held:
             cursor = self.cursor.look()
             self._move(cursor, self._draft)
-            return cursor.snapshot
+            return cursor.revision
 
     @property
-    def snapshot(self) -> Snapshot:
+    def revision(self) -> Revision:
         """The committed state that this handle has last shown; a member that was not read yet is read."""
         cursor = self.cursor
-        return self._look() if isinstance(cursor, Promised) else cursor.snapshot
+        return self._look() if isinstance(cursor, Promised) else cursor.revision
 
     @property
     def frame(self) -> Frame:
@@ -163,7 +164,7 @@ class Handle:
 
         Outside of transactions, the cursor may load that state first.
         """
-        return self.snapshot.generation if self._draft is not None else self._look().generation
+        return self.revision.generation if self._draft is not None else self._look().generation
 
     def recover(self, source: Source, error: B2ArrayError | OSError) -> Source:
         """After an error, return the source to read from next, or raise the error with the URL in it.
@@ -180,7 +181,7 @@ class Handle:
                     return newest
                 if source is self._draft and _catch_up(self._draft):
                     return source
-                if isinstance(source, Snapshot) and source.again is not None:
+                if isinstance(source, Revision) and source.owner.may_move:
                     current = _find_moved(source, error)
                     if current is not None:
                         self._show(current, self._draft)
@@ -196,7 +197,8 @@ class Handle:
 
         Raises the errors of `recover`, and RuntimeError if the interpreter is ending.
         """
-        threads.require_running()
+        if threads.is_ending():
+            raise threads.make_ending_error()
         source = self.source
         while True:
             try:
@@ -234,7 +236,7 @@ class Handle:
     @contextmanager
     def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
         """Commit the changes of the block; after a conflict, show the newest state, and raise if no retry can help."""
-        before, joined = self.snapshot, self._draft
+        before, joined = self.revision, self._draft
         try:
             with self._changing() as draft:
                 yield draft
@@ -246,8 +248,8 @@ class Handle:
                     again = self._draft is not joined or _catch_up(self._draft)
                 else:
                     self._show(self._reload())
-                    moved = self.snapshot.generation != before.generation
-                    again = moved and (anywhere or self.snapshot.has_same_chunks(before))
+                    moved = self.revision.generation != before.generation
+                    again = moved and (anywhere or self.revision.has_same_chunks(before))
             if not again:
                 raise
 
@@ -258,31 +260,31 @@ class Handle:
         Inside a transaction, the changes join the transaction, without the lock. ConflictError: another writer has
         changed the number or order of the chunks.
         """
-        before = self.snapshot
+        before = self.revision
         with self.mutex.held, ExitStack() as locks:
             if self._draft is None:
                 if not self.locked:
                     locks.enter_context(self._lock())
                 self._show(self._reload())
                 # The numbers in the change may now stand for other chunks.
-                if not anywhere and not self.snapshot.has_same_chunks(before):
+                if not anywhere and not self.revision.has_same_chunks(before):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
 
-    def _reload(self) -> Snapshot:
+    def _reload(self) -> Revision:
         """Load the state that the store holds now, and return it; ConflictError if the frame was deleted or moved."""
         try:
-            return reload(self.snapshot)
+            return self.revision.owner.load(self.revision)
         except MISSING as error:
-            _explain(self.snapshot, error)
+            _explain(self.revision, error)
             raise
 
     def _lock(self) -> AbstractContextManager[object]:
         """Take the lock of the frame. ConflictError: its directory was deleted, or replaced by a file."""
         try:
-            return writers_lock(self.store, self.snapshot.name)
+            return writers_lock(self.store, self.revision.name)
         except MISSING as error:
-            _explain(self.snapshot, error)
+            _explain(self.revision, error)
             raise
 
     @contextmanager
@@ -327,7 +329,7 @@ class Handle:
             # Ctrl-C may have come after the commit, so show the state in the store; if it cannot be read, keep the old
             # one.
             with suppress(OSError, B2ArrayError):
-                self._show(reload(self.snapshot), self._draft)
+                self._show(self.revision.owner.load(self.revision), self._draft)
             raise
 
     @contextmanager
@@ -354,7 +356,7 @@ class Handle:
                 try:
                     self._commit(draft)
                 finally:
-                    self._show(self.snapshot)
+                    self._show(self.revision)
         finally:
             # Ctrl-C may have come when the transaction began or ended. It can interrupt a call, but not an assignment.
             if self._draft is draft:
@@ -382,8 +384,8 @@ class Handle:
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
-            if draft.base is not None and draft.base is not self.snapshot:
-                draft.rebase(self.snapshot)  # another thread has committed since the draft began
+            if draft.base is not None and draft.base is not self.revision:
+                draft.rebase(self.revision)  # another thread has committed since the draft began
             draft.keep_open()
             self._draft = draft
 
@@ -392,13 +394,13 @@ class Handle:
         if self._draft is not None:
             raise ValueError("a transaction is under way on this handle already")
 
-    def leave(self, snapshot: Snapshot | None) -> None:
+    def leave(self, revision: Revision | None) -> None:
         """Wait for changes of other threads, leave the transaction without committing, and show a state.
 
         By default, it is the last committed one that the handle has shown.
         """
         with self.mutex.held:
-            self._show(snapshot or self.snapshot)
+            self._show(revision or self.revision)
 
     def abandon(self) -> None:
         """Leave the abandoned transaction of a new frame: every further use of the handle raises ConflictError."""
@@ -407,7 +409,8 @@ class Handle:
 
     def require_writable(self) -> None:
         """Raise ReadOnlyError if the handle was opened for reading, and RuntimeError if the interpreter is ending."""
-        threads.require_running()
+        if threads.is_ending():
+            raise threads.make_ending_error()
         if self.mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
 
@@ -417,20 +420,23 @@ class Handle:
         If a commit of the member's group still waits to be applied, this applies it first, and shows the result. If the
         header of the frame was not read yet, this reads it. FileNotFoundError or ConflictError: the frame is gone.
         """
-        snapshot = self.snapshot
-        if snapshot.again is not None:
+        revision = self.revision
+        owner = revision.owner
+        if owner.may_move:
             try:
-                snapshot = reload(snapshot, carries_out=True)
+                if isinstance(owner, LocalMember):
+                    publish_waiting(owner)
+                revision = revision.owner.load(revision)
             except MISSING as error:
-                _explain(snapshot, error)
+                _explain(revision, error)
                 raise
-            self._show(snapshot, self._draft)
-        if not snapshot.header:
+            self._show(revision, self._draft)
+        if not revision.header:
             current = self._reload()
-            if current.generation == snapshot.generation:
-                snapshot = current
-                self._show(snapshot, self._draft)
-        return Draft(self.store, snapshot, locked=locked or self.locked)
+            if current.generation == revision.generation:
+                revision = current
+                self._show(revision, self._draft)
+        return Draft(self.store, revision, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return another handle that keeps showing the present committed state, whatever this handle commits.
@@ -441,11 +447,11 @@ class Handle:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._look(), mode)
 
-    def replace_state(self, snapshot: Snapshot) -> None:
+    def replace_state(self, revision: Revision) -> None:
         """Show a state that another handle or function has committed; do nothing if a transaction is under way."""
         with self.mutex.held:
             if self._draft is None:
-                self._show(snapshot)
+                self._show(revision)
 
     def refresh(self) -> None:
         """Load and show the commits of other writers since this handle was opened, or last committed.
@@ -468,8 +474,8 @@ class Handle:
         """
         if self._draft is not None:
             raise ValueError("a handle with a transaction under way cannot be pickled")
-        snapshot = self.snapshot
-        return Handle, (Following(snapshot) if isinstance(self.cursor, Following) else snapshot, self.mode)
+        revision = self.revision
+        return Handle, (Following(revision) if isinstance(self.cursor, Following) else revision, self.mode)
 
 
 @dataclass(slots=True)
@@ -479,16 +485,16 @@ class _Outcome:
     is_success: bool = False
 
 
-def _check_writable(snapshot: Snapshot) -> None:
-    """Raise ReadOnlyError if the frame of a snapshot cannot be changed."""
-    if snapshot.start:
+def _check_writable(revision: Revision) -> None:
+    """Raise ReadOnlyError if the frame of a revision cannot be changed."""
+    if revision.start:
         raise ReadOnlyError("a frame inside a larger file can only be read")
-    if snapshot.at is not None:
-        raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
-    if CACHE in dict(snapshot.frame.metalayers):
-        raise ReadOnlyError(f"{snapshot.url} caches another array for python-blosc2, and can only be read; copy it")
-    if not snapshot.store.can.write:
-        raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
+    if revision.at is not None:
+        raise ReadOnlyError(f"{revision.url}: a snapshot can only be read; restore() goes back to it")
+    if CACHE in dict(revision.frame.metalayers):
+        raise ReadOnlyError(f"{revision.url} caches another array for python-blosc2, and can only be read; copy it")
+    if not revision.store.can.write:
+        raise ReadOnlyError(f"{revision.url} can only be read; open it with mode='r'")
 
 
 def _catch_up(draft: Draft) -> bool:
@@ -500,7 +506,7 @@ def _catch_up(draft: Draft) -> bool:
     if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
         return False
     try:
-        current = reload(base)
+        current = base.owner.load(base)
     except FileNotFoundError:  # another writer has deleted the frame
         return False
     if current.generation == base.generation:
@@ -510,22 +516,22 @@ def _catch_up(draft: Draft) -> bool:
 
 
 def _identity(source: Source) -> object:
-    """Return a value that tells sources apart. A `Following` cursor often makes new snapshots of the same state."""
-    return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
+    """Return a value that tells sources apart. A `Following` cursor often makes new revisions of the same state."""
+    return (source.generation, source.version) if isinstance(source, Revision) else id(source)
 
 
-def _find_moved(source: Snapshot, error: Exception) -> Snapshot | None:
+def _find_moved(source: Revision, error: Exception) -> Revision | None:
     """Load a state from the place to which a commit of its group has moved it; None if it was not moved.
 
     SnapshotLostError: other software has overwritten it.
     """
     try:
-        current = reload(source)
+        current = source.owner.load(source)
     except SnapshotLostError as lost:
         raise lost from error
     except (OSError, B2ArrayError):
         return None
-    is_elsewhere = current.again is None or (current.url, current.at) != (source.url, source.at)
+    is_elsewhere = not current.owner.may_move or (current.url, current.at) != (source.url, source.at)
     return current if is_elsewhere and current.generation == source.generation else None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from b2array.catalog.known_manifests import KnownManifest, read_manifest, remember_manifest
+from b2array.catalog.manifest import MANIFEST, Manifest
 from b2array.commit.outcomes import Found, Look, write_once
-from b2array.frame.catalog import Catalog, read_manifest, remember_manifest
-from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import Store, Version, conflict
 
 __all__ = ["replace_manifest", "write_manifest"]
@@ -49,7 +49,7 @@ def write_manifest(
 
 
 def replace_manifest(
-    catalog: Catalog,
+    catalog: KnownManifest,
     manifest: Manifest,
     version: Version | None,
     *,

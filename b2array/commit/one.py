@@ -17,18 +17,12 @@ from typing import NamedTuple
 
 from b2array import threads
 from b2array.buffers import Buffer
+from b2array.catalog.needs import identities_of, pinned_states, pins_of, unneeded_names
+from b2array.catalog.owners import ALONE, find_frame
 from b2array.commit.draft import Draft, discard
-from b2array.commit.locks import makers_lock, writers_lock
-from b2array.commit.many import commit_member
+from b2array.commit.frame_locks import makers_lock, manifests_lock, try_manifests_lock, writers_lock
+from b2array.commit.in_bucket import commit_member
 from b2array.commit.outcomes import look_at_frame, write_once
-from b2array.commit.pins import (
-    identities_of,
-    manifests_lock,
-    pinned_states,
-    pins_of,
-    try_manifests_lock,
-    unneeded_names,
-)
 from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import make_objects, make_plan, pieces, require_files, whole
 from b2array.commit.unwritten import store_unwritten
@@ -45,7 +39,7 @@ from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.kept import Kept
 from b2array.format.state import State
-from b2array.frame.snapshot import Snapshot, find_frame, reload
+from b2array.frame.revision import Revision
 from b2array.store.base import MISSING, Stamp, Version, attempts, durability, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
 from b2array.store.spans import Span
@@ -55,13 +49,14 @@ __all__ = ["Prepared", "commit", "frame_lock", "stage"]
 _COPIED_AT_ONCE = 2**24
 
 
-def commit(draft: Draft) -> Snapshot:
+def commit(draft: Draft) -> Revision:
     """Encode open chunks, make all changes of a draft visible, and return the new state; abort the draft on failure.
 
     ConflictError: another writer has changed chunks or values on which these changes depend. The store keeps the state
     of that writer. FileExistsError: the place of a new frame is occupied.
     """
-    threads.require_running()
+    if threads.is_ending():
+        raise threads.make_ending_error()
     try:
         draft.flush()
         if draft.state.layout is not None and draft.state.layout.is_text:
@@ -78,16 +73,16 @@ def commit(draft: Draft) -> Snapshot:
     return snapshot
 
 
-def _commit_draft(draft: Draft) -> Snapshot:
+def _commit_draft(draft: Draft) -> Revision:
     """Commit the changes of a draft, through its group or alone, and return the new state."""
     last = draft.destination.old if draft.base is None else draft.base
     # In an object store, only the group may replace a member.
-    if last is not None and last.member is not None:
+    if last is not None and last.owner.lists_revisions:
         return commit_member(draft)
     return _make(draft) if draft.base is None else _change(draft)
 
 
-def _make(draft: Draft) -> Snapshot:
+def _make(draft: Draft) -> Revision:
     """Commit a new frame, which may replace an old one, and return its first state.
 
     This takes the lock of the manifest around the place, if there is one, and the lock of the old frame. It removes the
@@ -130,7 +125,7 @@ def _may_be_adopted(draft: Draft) -> bool:
     return place.can.compare or place.can.lock
 
 
-def _overwrite(draft: Draft) -> Snapshot:
+def _overwrite(draft: Draft) -> Revision:
     """Replace the old frame, or a newer one in its place; if a group has adopted it, commit through the group.
 
     Retry if another writer was faster. The draft then has another destination.
@@ -140,7 +135,7 @@ def _overwrite(draft: Draft) -> Snapshot:
         raise ValueError(f"{draft.url}: expected the draft of a new frame")
     for _ in attempts(place):
         old = draft.destination.old
-        if old is not None and old.member is not None:
+        if old is not None and old.owner.lists_revisions:
             draft.new = new
             return commit_member(draft)
         is_in_place = old is not None and old.name == draft.name
@@ -161,7 +156,7 @@ def _overwrite(draft: Draft) -> Snapshot:
     raise too_many_conflicts(place)
 
 
-def _has_changed(old: Snapshot | None, committed: Snapshot) -> bool:
+def _has_changed(old: Revision | None, committed: Revision) -> bool:
     """Ask the store whether another writer has changed a frame of the other layout since it was read."""
     if old is None or old.name == committed.name:
         return False
@@ -179,7 +174,7 @@ def _version_there(draft: Draft) -> Version | None:
         return None
 
 
-def _remove_old(draft: Draft, committed: Snapshot) -> None:
+def _remove_old(draft: Draft, committed: Revision) -> None:
     """Remove the old frame of the other layout after a new frame has replaced it in the same place."""
     old = draft.destination.old
     if old is None or old.name == committed.name:
@@ -195,7 +190,7 @@ def _remove_old(draft: Draft, committed: Snapshot) -> None:
         draft.destination.place.delete([old.name, *chunks])
 
 
-def _change(draft: Draft) -> Snapshot:
+def _change(draft: Draft) -> Revision:
     """Rebase a draft on the newest state, and publish the result; retry if another writer was faster.
 
     Each attempt takes the lock of the frame. If a group has adopted the frame, this commits through the group.
@@ -209,7 +204,7 @@ def _change(draft: Draft) -> Snapshot:
         with manifests_lock(draft.store) if may_wait else nullcontext(), frame_lock(draft):
             current = _rebase_on_newest(draft)
             # A group may have adopted the frame since it was opened.
-            if current.member is not None:
+            if current.owner.lists_revisions:
                 return commit_member(draft)
             intended = make_plan(draft, current)
             if intended.step == CommitStep.COMPACT and not draft.store.can.append:
@@ -221,7 +216,7 @@ def _change(draft: Draft) -> Snapshot:
                 waits = True
             except ConflictError:
                 # A store without locks compares versions as it writes; without a newer state, no retry can help.
-                if reload(current).generation == current.generation:
+                if current.owner.load(current).generation == current.generation:
                     raise
     raise too_many_conflicts(draft.store)
 
@@ -248,12 +243,12 @@ class _Kept(NamedTuple):
     """
 
     plan: Plan
-    pinned: Sequence[tuple[Kept, Snapshot]] = ()
+    pinned: Sequence[tuple[Kept, Revision]] = ()
     unpinned: tuple[str, ...] = ()
 
 
 @contextmanager
-def _keep_pins(intended: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept | None]:
+def _keep_pins(intended: Plan, draft: Draft, current: Revision) -> Iterator[_Kept | None]:
     """Change a plan so that no snapshot of a group loses data. During the block, no writer can make a snapshot.
 
     If the plan destroys bytes, this takes the free locks of the groups around the frame, and reads their manifests.
@@ -294,7 +289,7 @@ def _warn_of_dead_space(url: str) -> None:
     )
 
 
-def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
+def _carry_out(kept: _Kept, draft: Draft, current: Revision) -> Revision:
     """Publish a plan, or compact the frame if the plan says so; return the new state."""
     if kept.plan.step == CommitStep.COMPACT:
         return _compact(kept, draft, current)
@@ -340,7 +335,7 @@ def stage(
                 if kept is not None:
                     return _stage(kept, draft, current, put)
         except ConflictError:
-            if current is None or reload(current).generation == current.generation:
+            if current is None or current.owner.load(current).generation == current.generation:
                 raise
     raise too_many_conflicts(draft.store)
 
@@ -348,7 +343,7 @@ def stage(
 def _stage(
     kept: _Kept,
     draft: Draft,
-    current: Snapshot | None,
+    current: Revision | None,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
     """Write all but the last step of a plan, and return the new state: append to the file, or `put` a new object.
@@ -369,14 +364,14 @@ def _stage(
 # Plans.
 
 
-def _rebase_on_newest(draft: Draft) -> Snapshot:
+def _rebase_on_newest(draft: Draft) -> Revision:
     """Load the newest state, put the changes of a draft on top of it, and return that state.
 
     ConflictError: another writer has changed a chunk or a value on which these changes depend.
     """
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")
-    current = reload(draft.base)
+    current = draft.base.owner.load(draft.base)
     draft.rebase(current)
     return current
 
@@ -384,7 +379,7 @@ def _rebase_on_newest(draft: Draft) -> Snapshot:
 # Carrying them out.
 
 
-def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
+def publish(intended: Plan, draft: Draft, current: Revision | None) -> Revision:
     """Write the objects, the chunks and the state of a plan to the store, and return the new state.
 
     Chunk files are forced to the disk first. Raises the errors of `write_once`: ConflictError, another writer was
@@ -399,7 +394,7 @@ def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     generation = state.frame.fingerprint.hex()
     if current is not None and intended.step == CommitStep.APPEND and draft.store.can.append:
         version = _extend(intended, draft, current)
-        return Snapshot(draft.store, state, 0, version, generation, header=intended.header)
+        return Revision(draft.store, state, 0, version, generation, ALONE, header=intended.header)
 
     def keep() -> None:
         """Make the draft keep its files. Where locks exclude other writers, `Draft.abort` finds out what to keep."""
@@ -410,17 +405,17 @@ def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     written = write_once(draft.store, write, look, keep=keep)
     if written.content is not None:
         return written.content
-    return Snapshot(draft.store, state, 0, written.version, generation, header=intended.header)
+    return Revision(draft.store, state, 0, written.version, generation, ALONE, header=intended.header)
 
 
-def _replaced(draft: Draft, current: Snapshot | None) -> Version | None:
+def _replaced(draft: Draft, current: Revision | None) -> Version | None:
     """Return the version of the file or object that a commit may replace; None if it may replace any, or none."""
     if current is not None:
         return current.version
     return None if draft.new is None else draft.new.replaces
 
 
-def _make_write(intended: Plan, draft: Draft, current: Snapshot | None) -> Callable[[], Stamp]:
+def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Callable[[], Stamp]:
     """Return a function that writes a file or object with header, chunks and tail.
 
     If the spool's file becomes the frame, this completes it, and the function moves it to its place. The function
@@ -441,7 +436,7 @@ def _make_write(intended: Plan, draft: Draft, current: Snapshot | None) -> Calla
     return partial(store.replace, name, pieces(intended, draft), expected=expected)
 
 
-def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
+def _extend(intended: Plan, draft: Draft, current: Revision) -> Version | None:
     """Append the chunks and the tail to the file, then change its header, and return the new version.
 
     After a failure, this restores the old header and the old length.
@@ -458,7 +453,7 @@ def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
         raise
 
 
-def _behind_header(current: Snapshot) -> Iterator[Buffer]:
+def _behind_header(current: Revision) -> Iterator[Buffer]:
     """Read the bytes of a contiguous frame after its header, in pieces."""
     start, stop = len(current.header), current.frame.frame_len
     for first in range(start, stop, _COPIED_AT_ONCE):
@@ -466,7 +461,7 @@ def _behind_header(current: Snapshot) -> Iterator[Buffer]:
         yield from current.store.read([span], expected=current.version)
 
 
-def _append(intended: Plan, draft: Draft, current: Snapshot) -> None:
+def _append(intended: Plan, draft: Draft, current: Revision) -> None:
     """Append the new chunks and the tail of a plan behind the present frame, in its file."""
     chunks = draft.staging.pieces(intended.pieces)
     draft.store.append("", current.frame.frame_len, chain(chunks, (intended.tail,)))
@@ -475,7 +470,7 @@ def _append(intended: Plan, draft: Draft, current: Snapshot) -> None:
 # Copying chunks.
 
 
-def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
+def _compact(kept: _Kept, draft: Draft, current: Revision) -> Revision:
     """Copy all chunks to a new file without dead space, replace the old file by it, and return the new state.
 
     If a chunk is damaged, this publishes the other plan instead, which keeps the old file; without one, it raises
@@ -499,7 +494,7 @@ def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
 def _stage_compacted(
     kept: _Kept,
     draft: Draft,
-    current: Snapshot,
+    current: Revision,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
     """Copy all chunks of a frame, `put` them as a new object without dead space, and return the new state."""

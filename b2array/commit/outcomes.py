@@ -19,9 +19,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from b2array.buffers import Buffer
+from b2array.catalog.owners import load_published
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.state import State
-from b2array.frame.snapshot import Snapshot, load_published
+from b2array.frame.revision import Revision
 from b2array.store.base import MISSING, HiddenError, Stamp, Store, Version, as_pieces, conflict, durability, where
 from b2array.store.spans import Span
 
@@ -179,7 +180,7 @@ def look_at_frame(
     replaced: Version | None,
     *,
     sparse: bool,
-) -> Look[Snapshot]:
+) -> Look[Revision]:
     """Read a frame, and compare it with a state that was written, and with the version that this was to replace.
 
     A version of None means that the frame was to be created. Raises the errors of `load_published`, except that nothing

@@ -45,7 +45,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
 from b2array.format.state import State, layers_with, parse, with_text_nbytes
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 
 __all__ = ["CommitStep", "Facts", "Plan", "find_unnoted", "plan"]
 
@@ -153,7 +153,7 @@ class Plan:
         return self.state
 
 
-def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
+def plan(change: ChangeSet, current: Revision | None, facts: Facts) -> Plan:
     """Decide how to commit a change on top of the current state; the `current` state is None for a new frame."""
     if current is None:
         step = CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME
@@ -176,7 +176,7 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
     return Plan(CommitStep.COMPACT, otherwise=intended) if is_rewritten else intended
 
 
-def _fits(current: Snapshot, intended: Plan) -> bool:
+def _fits(current: Revision, intended: Plan) -> bool:
     """Whether one small write can replace the old header by the new one."""
     if intended.state is None or not intended.state.frame.nchunks:
         return False
@@ -213,7 +213,7 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 # The next state, and its bytes.
 
 
-def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
+def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: CommitStep) -> Plan:
     """Return the plan that leads to the next state by this step, with the packed state.
 
     LimitError: the file has no room for the chunks of kept states.
@@ -285,7 +285,7 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
     )
 
 
-def _start(change: ChangeSet, current: Snapshot | None) -> State:
+def _start(change: ChangeSet, current: Revision | None) -> State:
     """Return the state to which a change is made: the current one, or the first one of a new frame."""
     if current is not None:
         return current.state
@@ -359,7 +359,7 @@ class _Keeping(NamedTuple):
     objects: Mapping[str, bytes] = {}
 
 
-def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
+def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
     """Pack the states that a change keeps, and the ledger that lists them; `coming` is the state after the change.
 
     LimitError: the file has no room for the chunks of kept states.
@@ -416,7 +416,7 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: Sta
     return _Keeping(ledger.pack(), inside, objects)
 
 
-def _require_room(change: ChangeSet, current: Snapshot | None, coming: State, facts: Facts) -> None:
+def _require_room(change: ChangeSet, current: Revision | None, coming: State, facts: Facts) -> None:
     """Raise LimitError if a file without chunks would have to hold the chunks of kept states."""
     if coming.frame.frame_type == FrameType.SPARSE or coming.frame.nchunks:
         return
@@ -499,7 +499,7 @@ class _Count(NamedTuple):
     nbytes: Int64Array
 
 
-def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _Count]:
+def _counts(change: ChangeSet, current: Revision | None) -> tuple[int, _Count, _Count]:
     """Return the total size of files before a change, the files that it removes from the index, and the files it adds.
 
     If b2array wrote the base, the sum in its header is correct, so this counts only added and removed chunks. Otherwise
@@ -528,7 +528,7 @@ def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
     return _Count(numbers[stored], nbytes[stored].astype(np.int64))
 
 
-def find_unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
+def find_unnoted(change: ChangeSet, current: Revision | None) -> list[int]:
     """Return the numbers of the chunk files whose sizes `plan` needs and which were not noted."""
     if _start(change, current).frame.frame_type != FrameType.SPARSE:
         return []
@@ -542,7 +542,7 @@ def _without_size(count: _Count) -> list[int]:
     return numbers
 
 
-def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) -> int:
+def _stored_nbytes(change: ChangeSet, current: Revision | None, facts: Facts) -> int:
     """Return the number of bytes of all chunks in a sparse frame after a change."""
     before, gone, came = _counts(change, current)
     return max(0, before - _total(gone, facts) + _total(came, facts))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
+from b2array.catalog.intact import require_intact
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
 from b2array.commit.copied_states import KeptState
@@ -28,8 +29,8 @@ from b2array.format.header import FrameType
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
 from b2array.frame.fetch import read_chunks
-from b2array.frame.kept import require_intact
-from b2array.frame.snapshot import Snapshot, load_kept_states
+from b2array.frame.kept_states import load_kept_states
+from b2array.frame.revision import Revision
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
 from b2array.store.base import Store, Version
@@ -39,7 +40,7 @@ __all__ = ["copy_frame", "make_objects", "make_plan", "observe", "pieces", "requ
 _SALT_NBYTES = 16
 
 
-def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -> Plan:
+def make_plan(draft: Draft, current: Revision | None, *, pinned: bool = False) -> Plan:
     """Return the plan for committing a draft on top of the current state; see `Facts` for `pinned`.
 
     This reads facts from the store, but writes nothing. The caller has encoded open chunks, and rebased the draft.
@@ -51,7 +52,7 @@ def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -
     return plan(change, current, observe(change, current, draft, pinned=pinned))
 
 
-def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned: bool = False) -> Facts:
+def observe(change: ChangeSet, current: Revision | None, draft: Draft, *, pinned: bool = False) -> Facts:
     """Read the facts that `plan` needs from the store and the staging area, and choose a random salt."""
     store = draft.store
     return Facts(
@@ -67,7 +68,7 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned
     )
 
 
-def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] | None:
+def _staying(change: ChangeSet, current: Revision | None) -> tuple[State, ...] | None:
     """Load the kept states that remain in a contiguous frame if a change drops others; None if one is lost."""
     if current is None or current.sparse or not change.drops:
         return ()
@@ -122,7 +123,7 @@ def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator
 
 
 def whole(
-    draft: Draft, current: Snapshot, pinned: Sequence[tuple[Kept, Snapshot]] = (), unpinned: tuple[str, ...] = ()
+    draft: Draft, current: Revision, pinned: Sequence[tuple[Kept, Revision]] = (), unpinned: tuple[str, ...] = ()
 ) -> Draft:
     """Begin a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
 

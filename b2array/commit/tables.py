@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
+from b2array.catalog.owners import load
 from b2array.errors import B2ArrayError, ReadOnlyError
 from b2array.format.attributes import decode_attr
-from b2array.frame.snapshot import load
+from b2array.format.state import State
 from b2array.store.base import MISSING, Store
 from b2array.store.local import LocalStore
 
-__all__ = ["describes_a_table", "refuse_columns", "table_of"]
+__all__ = ["describes_a_table", "is_description", "refuse_columns", "table_of"]
 
 _COLUMN = re.compile(r"(?P<table>.*)[/\\](?P<path>(?:_cols|_indexes)[/\\].+|_valid_rows(?:\.b2nd)?)", re.DOTALL)
 _DESCRIPTION = ("_meta.b2f", "_meta.b2nd", "_meta.b2frame")
@@ -58,6 +59,11 @@ def describes_a_table(store: Store) -> bool:
     """Read a frame: whether it describes a table. A missing or unreadable frame does not."""
     # If the description is missing or unreadable, python-blosc2 does not open the group as a table either.
     with suppress(*MISSING, B2ArrayError):
-        kind = load(store).state.attr("kind")
-        return kind is not None and decode_attr(kind) in ("ctable", b"ctable")
+        return is_description(load(store).state)
     return False
+
+
+def is_description(state: State) -> bool:
+    """Whether a frame describes a table; FormatError if its attribute is damaged."""
+    kind = state.attr("kind")
+    return kind is not None and decode_attr(kind) in ("ctable", b"ctable")

@@ -174,7 +174,7 @@ class Readable(Operators):
         if handle.in_transaction:
             # The next change in the transaction would invalidate a result with this name.
             return "b2array", handle.url, uuid4().hex
-        return "b2array", handle.url, handle.snapshot.start, handle.generation
+        return "b2array", handle.url, handle.revision.start, handle.generation
 
     def _indexer(self, name: str, rule: Select) -> Indexer:
         def get_items(key: Any) -> Any:

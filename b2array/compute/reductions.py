@@ -25,7 +25,7 @@ from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
 from b2array.format.index import SPECIALS
 from b2array.frame.read import read, read_item
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 from b2array.frame.source import Source
 from b2array.grid.layout import Layout
 from b2array.grid.selection import select, vectorised
@@ -448,7 +448,7 @@ def _boxes(
 def _special_codes(source: Source, layout: Layout) -> Array | None:
     """Return the offsets of all chunks on their grid, if some reliably state that a chunk has one value."""
     # A transaction must record which chunks are read, and its index does not include open chunks.
-    if not isinstance(source, Snapshot) or source.state.annotations.lost:
+    if not isinstance(source, Revision) or source.state.annotations.lost:
         return None
     frame = source.state.frame
     if layout.itemsize != frame.typesize or layout.dtype.kind == "V":

@@ -19,7 +19,7 @@ from b2array.display.tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.fetch import Ask, fetch, steps_of
 from b2array.frame.read import ChunkRead, ChunkReader, make_reader, windows
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.advice import advice
 from b2array.grid.layout import Layout
@@ -222,7 +222,7 @@ def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[Ch
 
 def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int, int]]:
     """Yield for each wave the number of requests and of their bytes, and the number of bytes in the cache on disk."""
-    if isinstance(source, Snapshot):
+    if isinstance(source, Revision):
         if source.contents:
             return  # the first request has read the whole frame
         # Count on a copy: caching heads here would make the real read cheaper.
@@ -266,7 +266,7 @@ def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int, int]:
         return count, _nbytes(chain.from_iterable(ask.spans for ask in asks)), 0
     spans = list(chain.from_iterable(ask.spans for ask in asks))
     kept = 0
-    if isinstance(source, Snapshot):
+    if isinstance(source, Revision):
         spans, kept = source.not_on_disk(spans)
     joined = [span for span, _ in coalesce(spans, config.coalesce_gap, _LIMIT)]
     count = sum(stop > start for _, start, stop in joined)

@@ -27,6 +27,7 @@ from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
 from b2array.bloscpack.header import MAGIC, Description, describe
+from b2array.catalog.owners import load
 from b2array.codec.cparams import CParams
 from b2array.codec.text import estimate_nbytes, has_missing
 from b2array.commit.handle import Handle
@@ -36,7 +37,6 @@ from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.kept import ledger_of
-from b2array.frame.snapshot import load
 from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.grid.text_items import find_dtype, is_unsized, refuse_missing
@@ -162,7 +162,7 @@ class ArraySource:
             return False
         # If the list of snapshots cannot be read, there are no snapshots to copy.
         with suppress(FormatError, UnsupportedError):
-            return any(not entry.group for entry in ledger_of(self.handle.snapshot.state).entries)
+            return any(not entry.group for entry in ledger_of(self.handle.revision.state).entries)
         return False
 
     @property

@@ -19,6 +19,9 @@ from b2array.array import copying, drafts
 from b2array.array.described import Attributes
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
+from b2array.catalog.group_places import ZIP
+from b2array.catalog.ledgers import group_ledger
+from b2array.catalog.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
@@ -26,9 +29,6 @@ from b2array.commit.one import commit
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
-from b2array.frame.listing import group_ledger
-from b2array.frame.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
-from b2array.frame.places import ZIP
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
@@ -251,7 +251,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
             handle = source.handle
-            earlier = [] if handle is None else earlier_states(moments, name, identity, handle.snapshot)
+            earlier = [] if handle is None else earlier_states(moments, name, identity, handle.revision)
             add(
                 full,
                 *_frame(source, pieces, settings, earlier),

@@ -28,6 +28,7 @@ from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk, create_schunk
 from b2array.bloscpack.writer import blosc1_options
 from b2array.buffers import Buffer
+from b2array.catalog import owners
 from b2array.codec import cblosc, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
@@ -36,7 +37,6 @@ from b2array.commit.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Piece
-from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 __all__ = [
@@ -217,7 +217,7 @@ def _check_nbytes(actual: int, nbytes: int) -> None:
 
 
 def _decode_blosc2(content: Buffer, _: tuple[int, ...], nbytes: int) -> memoryview:
-    handle = Handle(snapshot.load(MemoryStore({"": bytes(content)})), "r")
+    handle = Handle(owners.load(MemoryStore({"": bytes(content)})), "r")
     if formats.holds_array(handle.frame):
         a = NDArray(handle)
         _check_nbytes(a.nbytes, nbytes)

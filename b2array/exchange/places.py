@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from b2array.catalog.group_places import group_of
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.errors import UnsupportedError
 from b2array.exchange.formats import B2ND, BLP, NPY, Format, Hierarchy, Storage, source_of
 from b2array.exchange.groups import B2D, B2E, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.netcdf3 import MAGICS, NETCDF3
 from b2array.exchange.zarr import ZARR
-from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES
-from b2array.frame.places import group_of
 from b2array.frame.source import FRAME_NAME
 from b2array.group import addressing, whole
 from b2array.group.addressing import split_member

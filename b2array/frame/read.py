@@ -30,7 +30,7 @@ from b2array.format.strings import is_text, unpack_item
 from b2array.frame import cache, text_blocks
 from b2array.frame.cache import CacheEntry
 from b2array.frame.fetch import fetch
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions, put, take
@@ -130,11 +130,12 @@ def make_reader(
     nbytes: int = 0,
 ) -> ChunkReader:
     """Return a reader that plans and carries out a read; the parameters are the ones of `read`."""
-    threads.require_running()
+    if threads.is_ending():
+        raise threads.make_ending_error()
     share = _WORKERS_SHARE if source.is_local and threads.is_worker() else _SHARE
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // share
     # The chunks of a transaction can change, so their blocks have no key.
-    key = source.cache_key if isinstance(source, Snapshot) and is_small else None
+    key = source.cache_key if isinstance(source, Revision) and is_small else None
     # Slices have a faster route through the tiling than index arrays.
     by_slices = axes is None and np.ndarray not in map(type, positions)
     frame = source.frame
@@ -180,7 +181,8 @@ def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     """Return the item at a position within the array, whose dtype has no fields."""
-    threads.require_running()
+    if threads.is_ending():
+        raise threads.make_ending_error()
     # This computes with plain numbers: the tiling of a selection would take longer than the rest of the read.
     number = block = position = 0
     for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):
@@ -195,7 +197,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
             if open_chunk is not None:
                 tile, row, _ = open_chunk.entries((block,))[block]
                 return tile.item(row, position, layout.dtype)
-    key = source.cache_key if isinstance(source, Snapshot) and config.cache_bytes else None
+    key = source.cache_key if isinstance(source, Revision) and config.cache_bytes else None
     cached = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not cached:
         keep = key is not None

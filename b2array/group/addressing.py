@@ -19,14 +19,15 @@ from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo
 from b2array.array.tensors import face
 from b2array.array.times import At, name_of, open_found
+from b2array.catalog import intact, owners
+from b2array.catalog.group_places import GROUP, ZIP, Place, Storage, cut_path, group_of, strip_suffix
+from b2array.catalog.manifest import ARRAY, SUFFIXES
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
-from b2array.frame import kept, snapshot
-from b2array.frame.manifest import ARRAY, SUFFIXES
-from b2array.frame.places import GROUP, ZIP, Place, Storage, cut_path, group_of, strip_suffix
-from b2array.frame.snapshot import Snapshot, ledger_in
+from b2array.frame.kept_states import ledger_in
+from b2array.frame.revision import Revision
 from b2array.group import embedded
 from b2array.group.archive import make_archive_error
 from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
@@ -198,7 +199,7 @@ def _open_existing(
     """
     try:
         store = open_store(url, storage_options=storage_options)
-        source = snapshot.load(store, start=offset, bare=name is not None, cached=mode == "r")
+        source = owners.load(store, start=offset, bare=name is not None, cached=mode == "r")
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         if offset:
@@ -243,7 +244,7 @@ def _open_file(
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     try:
-        source = snapshot.load(store, start=offset, bare=at is not None)
+        source = owners.load(store, start=offset, bare=at is not None)
     except FormatError:
         # The file may be an archive, that is, a whole group.
         (head,) = store.head([""], 16)
@@ -254,7 +255,7 @@ def _open_file(
 
 
 def _wrap(
-    source: Snapshot,
+    source: Revision,
     mode: Mode,
     *,
     follow: bool,
@@ -265,7 +266,7 @@ def _wrap(
     The state at a snapshot is read and checked first. With `follow`, the object shows later commits as well.
     """
     if at is not None:
-        source = kept.load_intact_state(source, at)
+        source = intact.load_intact_state(source, at)
     cursor = Following(source) if follow else source
     handle = Handle(cursor, mode)
     return NDArray(handle) if source.state.layout is not None else face(handle)
@@ -393,7 +394,7 @@ def split_member(url: str) -> tuple[str, str]:
 
 def _open_in_snapshot_of_group(
     url: Url,
-    source: Snapshot,
+    source: Revision,
     storage_options: Storage,
     at: str,
 ) -> Any:
@@ -446,7 +447,7 @@ def _open_part_at(place: Place, storage_options: Storage, at: str) -> Any:
             return then[place.name]
     member = _get_member(open_group(place.group, storage_options=storage_options), place.name)
     if not isinstance(member, Group):
-        source = kept.load_intact_state(member._handle.snapshot, at)
+        source = intact.load_intact_state(member._handle.revision, at)
         return face(Handle(source, "r"))
     raise missing or FileNotFoundError(f"{place.group} had no group {place.name!r} at the snapshot {at!r}")
 
@@ -559,7 +560,7 @@ def _open_unmarked(
         if not (store.can.lists or (suffix == ARRAY and _is_file(store, parts))):
             continue
         try:
-            source = snapshot.load(store, bare=at is not None, cached=mode == "r")
+            source = owners.load(store, bare=at is not None, cached=mode == "r")
             return _wrap(source, mode, follow=follow, at=at)
         except (FileNotFoundError, PermissionError):
             continue

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from b2array import config
 from b2array.array.schunk import SChunk
+from b2array.catalog import owners
+from b2array.catalog.group_places import ZIP, Place
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among, refuse_other_names
+from b2array.catalog.names_of_members import Members
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_errors
-from b2array.frame import snapshot
-from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among, refuse_other_names
-from b2array.frame.places import ZIP, Place
 from b2array.group import embedded
-from b2array.group.members import Members
 from b2array.store.base import ContentName, Stamp, Store, in_one_state, stale_reader
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, UNFINISHED
 from b2array.store.open import open_store
@@ -219,7 +219,7 @@ class Archive:
         start = entry.start + self._header_nbytes(where, entry, stamp)
         # A separate store keeps this archive open while the member is in use, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
-        load = partial(snapshot.load, store, start=start, with_contents=True, cached=True)
+        load = partial(owners.load, store, start=start, with_contents=True, cached=True)
         # The server has just told this version of the archive.
         source = prefix_errors(where, lambda: load(accepts=lambda version: version == stamp.version))
         if source.version not in (None, stamp.version):

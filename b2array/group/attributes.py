@@ -8,9 +8,9 @@ from typing import Any
 
 from b2array.array.described import Attributes
 from b2array.array.schunk import create_schunk
+from b2array.catalog.manifest import ATTRS, OTHER
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
-from b2array.frame.manifest import ATTRS, OTHER
 from b2array.group.archive import Archive
 from b2array.group.changing import changing
 from b2array.group.embedded import EmbedFile

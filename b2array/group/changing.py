@@ -1,4 +1,4 @@
-"""Begins transactions of a group in any store: `begin`, `changing`, `committing`."""
+"""Begins transactions of a group: `begin`, `changing`, `committing`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,29 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeAlias
 
 from b2array.group.fork import Changes
-from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.local_transaction import LocalTransaction
-from b2array.group.rows import RowTransaction
+from b2array.group.listed import AnyGroup
+from b2array.group.transaction import Transaction
 
-__all__ = ["AnyTransaction", "begin", "changing", "committing"]
-
-AnyTransaction: TypeAlias = LocalTransaction | RowTransaction
+__all__ = ["begin", "changing", "committing"]
 
 
 def begin(
     home: AnyGroup,
     replacing: str | None = None,
     *,
-    marked: bool = True,
-) -> AnyTransaction:
+    explicit: bool = True,
+) -> Transaction:
     """Begin a transaction, after completing the commit of a writer that was killed.
 
-    The transaction starts by deleting the members whose names begin with `replacing`. `GroupChange` and `RowChange`
-    describe `marked`; a marked transaction first lists the members again, in the handle `home` as well.
+    The transaction starts by deleting the members whose names begin with `replacing`. `GroupChange` describes
+    `explicit`; an explicit transaction first lists the members again, in the handle `home` as well.
     """
-    if marked:  # other callers have just read the list of members
+    if explicit:  # other callers have just read the list of members
         home.refresh()
     home.recover()
-    changes: AnyTransaction
-    if isinstance(home, ListedGroup):
-        changes = RowTransaction(home, marked=marked)
-    else:
-        changes = LocalTransaction(home, marked=marked)
+    changes = Transaction(home, explicit=explicit)
     if replacing is not None:
         members = changes.members()
         changes.remove({name: path for name, path in members.items() if name.startswith(replacing)})
@@ -49,10 +41,10 @@ def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:
 
 
 @contextmanager
-def committing(home: AnyGroup) -> Iterator[AnyTransaction]:
-    """Begin an unmarked transaction for the block, and commit it at the end; abort it if the block raises."""
+def committing(home: AnyGroup) -> Iterator[Transaction]:
+    """Begin a transaction for the block, and commit it at the end; abort it if the block raises."""
     with _explaining_lengths(home):
-        changes = begin(home, marked=False)
+        changes = begin(home, explicit=False)
         try:
             yield changes
         except BaseException:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from hashlib import blake2b
 from typing import Any
 
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
-from b2array.commit.census import EMBEDDED_MAP, EMBEDDED_NOTES, OBJECTS, TABLE, embedded_extents, find_objects
+from b2array.catalog import owners
+from b2array.catalog.census import EMBEDDED_MAP, EMBEDDED_NOTES, OBJECTS, TABLE, embedded_extents, find_objects
+from b2array.catalog.manifest import EMBEDDED
+from b2array.catalog.names_of_members import Members
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format.frame import Frame
-from b2array.frame import snapshot
-from b2array.frame.manifest import EMBEDDED
-from b2array.group.members import Members
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
@@ -26,10 +25,10 @@ __all__ = [
     "is_store",
     "lists_objects",
     "members",
-    "name_state",
     "note_tables",
     "open_member",
     "pack_empty_frame",
+    "put_back",
     "remove",
 ]
 
@@ -56,7 +55,7 @@ class EmbedFile:
     def _open_frame(self) -> SChunk:
         """Open the embedding frame at the first use, and keep it."""
         if self._frame is None:
-            source = snapshot.load(self.store)
+            source = owners.load(self.store)
             self._frame = SChunk(Handle(source, "r"))
         return self._frame
 
@@ -92,7 +91,7 @@ def holds_members(frame: Frame) -> bool:
 
 def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
     """Read the frame in a file, and return whether it is an embedding store of python-blosc2; False without a frame."""
-    source = snapshot.find_frame(open_store(url, storage_options=storage_options))
+    source = owners.find_frame(open_store(url, storage_options=storage_options))
     return source is not None and holds_members(source.frame)
 
 
@@ -153,34 +152,37 @@ def open_member(schunk: SChunk, path: str) -> Handle:
         raise LimitError(f"{schunk.url}: the embedded member {name!r} takes {len(extent)} bytes")
     content = schunk.get_slice(extent.start, extent.stop)
     store = EmbeddedStore(schunk.url.removesuffix(EMBEDDED) + name, content)
-    return Handle(snapshot.load(store), "r")
-
-
-def name_state(schunk: SChunk, path: str) -> str:
-    """Read an embedded member, and return a digest, which names its state; "" for a missing member."""
-    name = path.removeprefix(EMBEDDED + "/")
-    extents = _find_extents(schunk)
-    if name not in extents:
-        return ""
-    extent = extents[name]
-    content = b"a reference to a server"
-    if extent is not None:
-        content = schunk.get_slice(extent.start, extent.stop)
-    return blake2b(content, digest_size=16).hexdigest()
+    return Handle(owners.load(store), "r")
 
 
 def remove(schunk: SChunk, names: Collection[str]) -> None:
-    """Remove embedded members from the lists in the frame, which are commits of the frame. Their bytes stay in it."""
+    """Remove embedded members from the lists in the frame, as changes of the frame. Their bytes stay in it."""
     objects = _objects(schunk)
     others = {key: entry for key, entry in objects.items() if key[1:] not in names}
     if others != objects:
         schunk.vlmeta[OBJECTS] = others
-    notes = schunk.vlmeta.get(EMBEDDED_NOTES)
-    if notes is None or not any(name in names for name in _find_extents(schunk)):
-        return
-    rest = {key: entry for key, entry in notes[EMBEDDED_MAP].items() if key[1:] not in names}
+    if any(name in names for name in _find_extents(schunk)):
+        entries = schunk.vlmeta[EMBEDDED_NOTES][EMBEDDED_MAP]
+        _list(schunk, {key: entry for key, entry in entries.items() if key[1:] not in names})
+
+
+def put_back(schunk: SChunk, names: Collection[str]) -> None:
+    """List embedded members again that the transaction of the frame has removed."""
+    committed = SChunk(Handle(schunk._handle.revision, "r"))
+    objects = {key: entry for key, entry in _objects(committed).items() if key[1:] in names}
+    if objects:
+        schunk.vlmeta[OBJECTS] = {**_objects(schunk), **objects}
+    if any(name in names for name in _find_extents(committed)):
+        before = committed.vlmeta[EMBEDDED_NOTES][EMBEDDED_MAP]
+        entries = schunk.vlmeta[EMBEDDED_NOTES][EMBEDDED_MAP]
+        _list(schunk, entries | {key: entry for key, entry in before.items() if key[1:] in names})
+
+
+def _list(schunk: SChunk, entries: Mapping[str, Any]) -> None:
+    """Replace the list of embedded members in the frame."""
+    notes = schunk.vlmeta[EMBEDDED_NOTES]
     try:
-        schunk.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: rest}
+        schunk.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: dict(entries)}
     except TypeError as error:
         raise FormatError(f"{schunk.url}: expected notes of embedded members, found other notes ({error})") from None
 

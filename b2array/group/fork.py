@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from b2array.array.described import Attributes
 from b2array.array.drafts import Kind
+from b2array.catalog.manifest import is_attrs, is_embedded
+from b2array.catalog.names_of_members import Members, check_new
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
@@ -27,11 +29,9 @@ from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
 from b2array.frame.fetch import read_chunks
-from b2array.frame.manifest import is_attrs, is_embedded
 from b2array.frame.source import Source
 from b2array.group.listed import AnyGroup
-from b2array.group.local import LocalGroup, NewFrame, copier_of
-from b2array.group.members import Members, check_new
+from b2array.group.local import NewFrame, copier_of
 from b2array.store.base import Mutex
 
 __all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]
@@ -166,7 +166,7 @@ class Changes(ABC):
 
 def _is_mounted(view: AnyGroup, path: str) -> bool:
     """Return whether a member belongs to a separate group inside the one that is shown."""
-    return isinstance(view, LocalGroup) and view.mount_of(path) is not None
+    return view.mount_of(path) is not None
 
 
 def open_draft(changes: Changes, path: str) -> Draft:
@@ -460,7 +460,7 @@ class GroupFork(Changes):
 
         Raises ValueError if the member belongs to a separate group inside this one, or if the fork was merged.
         """
-        if isinstance(self.view, LocalGroup):
+        if _is_mounted(self.view, path):
             self.view.require_own(path)
         self.note_read(path)
         return self.open_unnoted(path, mode)

@@ -22,6 +22,10 @@ from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, SnapshotTable, make_entry
 from b2array.array.times import At, name_of, open_found
+from b2array.catalog.group_places import group_of
+from b2array.catalog.ledgers import group_ledger
+from b2array.catalog.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
+from b2array.catalog.names_of_members import Members, check_new
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
@@ -30,22 +34,19 @@ from b2array.display.tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.b2nd import is_typed_array
 from b2array.format.foreign import check_ending
-from b2array.frame.listing import group_ledger
-from b2array.frame.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
-from b2array.frame.places import group_of
 from b2array.group import embedded, snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
-from b2array.group.changing import AnyTransaction, begin, changing
+from b2array.group.changing import begin, changing
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.fork import Changes, GroupFork
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, group_at
 from b2array.group.local import NewFrame, copier_of
-from b2array.group.members import Members, check_new
 from b2array.group.restoring import restore
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table, refuse_parts
+from b2array.group.transaction import Transaction
 from b2array.group.tree import Names, Tree
 from b2array.keywords import nearest, refuse_calls, spell_out
 from b2array.printable import printable
@@ -443,7 +444,7 @@ class Group(MutableMapping[str, Any]):
         if not self._follow:
             return _open_member(self._home, path, self._mode, lazy=lazy)
         member = _open_member(self._home, path, self._mode)
-        cursor = Following(member._handle.snapshot)
+        cursor = Following(member._handle.revision)
         return type(member)(Handle(cursor, self._mode))
 
     def __getitem__(self, name: str) -> Any:
@@ -798,7 +799,7 @@ class Group(MutableMapping[str, Any]):
             copy_into = copier_of(handle, {})
             copied = Handle(commit(copy_into(None, overwrite=False)), "r+")
             # An embedded member has no generation to compare.
-            states = {} if is_embedded(path) else {path: handle.snapshot.generation}
+            states = {} if is_embedded(path) else {path: handle.revision.generation}
             home.remove({full: path}, states)
         return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
 
@@ -912,7 +913,7 @@ class Group(MutableMapping[str, Any]):
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
             sources = changes._copy_members(source, changes, name)
-            states = {path: handle.snapshot.generation for path, handle in sources.items() if not is_embedded(path)}
+            states = {path: handle.revision.generation for path, handle in sources.items() if not is_embedded(path)}
             old = changes._full(source.removeprefix("/"))
             home.remove(home.members().below(old), states)
 
@@ -1094,7 +1095,8 @@ class Group(MutableMapping[str, Any]):
         """
         entry = make_entry(name, message, attrs)
         home = self._home_for_snapshots()
-        if isinstance(home, AnyTransaction):
+        if isinstance(home, Transaction):
+            home.view.require_ledger()
             home.snapshots.make(entry, replace=replace)
             return
         for attempt in attempts(home.store):
@@ -1108,22 +1110,22 @@ class Group(MutableMapping[str, Any]):
             else:
                 return
 
-    def _home_for_snapshots(self) -> AnyGroup | AnyTransaction:
+    def _home_for_snapshots(self) -> AnyGroup | Transaction:
         """Return the home of the group if its snapshots can change.
 
         Raises ReadOnlyError for a read-only group, and ValueError for an inner group or a fork.
         """
         home = self._require_outermost(self._writable())
-        if not isinstance(home, AnyGroup | AnyTransaction):
+        if not isinstance(home, AnyGroup | Transaction):
             raise ValueError("a fork cannot make, drop or restore snapshots: use the transaction")  # noqa: TRY004
         return home
 
     @contextmanager
-    def _change_snapshots(self) -> Iterator[AnyTransaction]:
+    def _change_snapshots(self) -> Iterator[Transaction]:
         """Yield the transaction under way; without one, begin a transaction and commit it after the block."""
-        is_under_way = isinstance(self._home_for_snapshots(), AnyTransaction)
+        is_under_way = isinstance(self._home_for_snapshots(), Transaction)
         with nullcontext(self) if is_under_way else self.transaction() as changes:
-            yield cast(AnyTransaction, changes._home)
+            yield cast(Transaction, changes._home)
 
     def _require_outermost(self, home: H) -> H:
         """Return the home; raise ValueError for an inner group, because only the outermost group has snapshots."""

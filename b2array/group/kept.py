@@ -8,109 +8,45 @@ which never move.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from b2array.catalog import intact, owners
+from b2array.catalog.ledgers import MemberState, group_ledger, load_members
+from b2array.catalog.manifest import RETIRED, Manifest, retired_path
+from b2array.catalog.names_of_members import Members
 from b2array.commit.copied_states import KeptState
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.leftovers import belongs
-from b2array.commit.one import commit
-from b2array.commit.pins import Pin
-from b2array.commit.prepare import copy_frame
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
-from b2array.format.header import FrameType
+from b2array.errors import ConflictError, FormatError, ReadOnlyError
 from b2array.format.kept import KEPT, Kept, name_for_group, object_name
-from b2array.frame import kept, snapshot
-from b2array.frame.kept import find_state
-from b2array.frame.listing import MemberState, group_ledger, load_members
-from b2array.frame.manifest import RETIRED, Manifest, retired_path
-from b2array.frame.snapshot import Snapshot, ledger_in, unknown_name
-from b2array.frame.source import FRAME_NAME
+from b2array.frame.kept_states import ledger_in, unknown_name
+from b2array.frame.revision import Revision
 from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.local import LocalGroup
-from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
 
 __all__ = [
     "Moment",
-    "RetiredFrame",
     "dropped_meanwhile",
     "earlier_states",
     "entry_of",
-    "find_needed_states",
     "find_unneeded",
     "is_same_file",
     "moment",
     "moment_of",
-    "remove_frame",
-    "retire",
 ]
 
 _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/[0-9a-f]{{16}}/")
 """The paths of lists of members and of retired frames. Files with other names may belong to someone else."""
 
 
-# Retired frames.
-
-
-class RetiredFrame(NamedTuple):
-    """The token of a retired frame, and the name and generation of each state in it."""
-
-    token: str
-    states: tuple[tuple[str, bytes], ...]
-
-
-def find_needed_states(source: Snapshot, pins: Sequence[Pin]) -> list[Snapshot]:
-    """Read the states in a member's frame that snapshots of the group need, and return them, the oldest first.
-
-    A state that several snapshots need appears once for each. A state of another frame, which this one has replaced, is
-    already lost. Raises the errors of `find_state`.
-    """
-    entries: list[tuple[Kept, Snapshot]] = []
-    for pin in pins:
-        state = find_state(source, pin.state, pin.group, pin.title)
-        if state is not None and state.at is not None:
-            at = state.at
-            new = [_entry_of_snapshot(entry, at) for entry in pin.entries]
-            entries += [(entry, replace(state, at=entry)) for entry in new]
-    entries.sort(key=lambda pair: pair[0].time)
-    return [state for _, state in entries]
-
-
-def _entry_of_snapshot(entry: Kept, at: Kept) -> Kept:
-    """Return an entry for a state in a retired frame, with the name, time and message of the snapshot's `entry`."""
-    return replace(at, name=entry.name, time=entry.time, message=entry.message)
-
-
-def retire(view: LocalGroup, states: Sequence[Snapshot]) -> RetiredFrame:
-    """Copy kept states of one member to a new retired frame; the caller lists it in the next manifest.
-
-    The frame reaches the disk before this returns. It is sparse, so that python-blosc2 does not take it for a member.
-    FormatError says that a state is damaged.
-    """
-    token = os.urandom(8).hex()
-    path = retired_path(token)
-    entries = [state.at for state in states if state.at is not None]
-    keeps = [KeptState(*each) for each in zip(entries, states, strict=True)]
-    draft = copy_frame(states[-1], view.store_of(path), FrameType.SPARSE, kept=keeps)
-    commit(draft)
-    # The frame, and its name in the directories around it, must be on the disk before the member disappears.
-    for each in (path, RETIRED, ""):
-        view.store_of(each).force()
-    names = tuple((entry.name, entry.generation) for entry in entries)
-    return RetiredFrame(token, names)
-
-
 def earlier_states(
     moments: Sequence[Moment],
     name: str,
     group: bytes,
-    now: Snapshot,
+    now: Revision,
 ) -> list[KeptState]:
     """Read and return the states of a member at snapshots of its group, for a copy of the member in another group.
 
@@ -134,7 +70,7 @@ def earlier_states(
     return [*states.values()]
 
 
-def is_same_file(one: Snapshot, other: Snapshot) -> bool:
+def is_same_file(one: Revision, other: Revision) -> bool:
     """Return whether two states were read from one file, where equal offsets mean the same chunks."""
     if one.version is None or other.version is None:
         return False
@@ -151,13 +87,6 @@ def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
         generation=state.generation,
         group=group,
     )
-
-
-def remove_frame(store: Store) -> None:
-    """Remove a retired frame. If a part of it cannot be removed, `vacuum` tries again."""
-    # No snapshot needs the frame any more, so a leftover file does no harm.
-    with suppress(OSError, B2ArrayError):
-        store.remove(FRAME_NAME, belongs)
 
 
 def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
@@ -284,7 +213,7 @@ class Moment:
             raise ReadOnlyError(f"{self.url}: a snapshot can only be read; restore() goes back to it")
         return Handle(self.state_of(path), "r")
 
-    def state_of(self, path: str, *, deep: bool = False) -> Snapshot:
+    def state_of(self, path: str, *, deep: bool = False) -> Revision:
         """Load the state of a member at the snapshot. Raises the errors of `open`.
 
         If the state is not in the expected place, this reads the manifest again, and looks once more. With `deep`, also
@@ -303,8 +232,7 @@ class Moment:
                 return state
             if state is not None:
                 # If a local file is replaced while the state is read, look for the state again.
-                again = partial(_reload_state, self.group, self.entry, path)
-                return replace(state, again=again)
+                return replace(state, owner=SnapshotMember(self.group, self.entry, path))
             # Another transaction may have retired the member meanwhile, as a newer manifest says.
             if not is_last:
                 self._manifest = self.group.load_manifest()
@@ -328,7 +256,7 @@ class Moment:
                 return token
         return None
 
-    def _find_state(self, path: str, *, deep: bool = False) -> Snapshot | None:
+    def _find_state(self, path: str, *, deep: bool = False) -> Revision | None:
         """Load the state of a member from the place in the manifest; None if it is not there.
 
         If other software has changed the member's file, this checks that the chunks of the state are intact; with
@@ -339,7 +267,7 @@ class Moment:
         if token is not None:
             # Another transaction may have removed the frame meanwhile.
             with suppress(*MISSING):
-                frame = snapshot.load(self.group.store_of(retired_path(token)))
+                frame = owners.load(self.group.store_of(retired_path(token)))
                 return _state_in_retired(frame, self.name, state)
             return None
         if isinstance(self.group, ListedGroup):
@@ -348,7 +276,7 @@ class Moment:
             source = self.group.state_of(path, self._manifest)
         except MISSING:
             return None
-        return kept.find_intact_state(
+        return intact.find_intact_state(
             source,
             state,
             self.identity.encode(),
@@ -357,26 +285,41 @@ class Moment:
         )
 
 
-def _state_in_retired(frame: Snapshot, name: str, state: MemberState) -> Snapshot | None:
+def _state_in_retired(frame: Revision, name: str, state: MemberState) -> Revision | None:
     """Load the state that a retired frame keeps for a snapshot; None if the frame keeps another state."""
     entry = ledger_in(frame).find(name)
     if entry is None or entry.generation != state.generation:
         return None
-    return kept.load_intact_state(frame, name)
+    return intact.load_intact_state(frame, name)
 
 
-def _reload_state(
-    group: AnyGroup,
-    entry: Kept,
-    path: str,
-    *,
-    carries_out: bool = False,  # noqa: ARG001
-) -> Snapshot:
-    """Find and load the state of a member at a snapshot again; ConflictError if the snapshot was dropped."""
-    try:
-        then = moment(group, entry.name)
-    except KeyError:
-        then = None
-    if then is None or then.entry.digest != entry.digest:
-        raise dropped_meanwhile(group.url, entry.name)
-    return then.state_of(path)
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotMember:
+    """The owner of a local member's state at a snapshot of its group: it finds the state in its present place.
+
+    Parameters
+    ----------
+    group : AnyGroup
+        The group.
+    entry : Kept
+        The snapshot.
+    path : str
+        The path of the member at the snapshot.
+    """
+
+    group: AnyGroup
+    entry: Kept
+    path: str
+
+    may_move: ClassVar[bool] = True
+    lists_revisions: ClassVar[bool] = False
+
+    def load(self, last: Revision, *, even_new: bool = False) -> Revision:  # noqa: ARG002 - a snapshot has one state
+        """Load the state again, from its present place; ConflictError if the snapshot was dropped."""
+        try:
+            then = moment(self.group, self.entry.name)
+        except KeyError:
+            then = None
+        if then is None or then.entry.digest != self.entry.digest:
+            raise dropped_meanwhile(self.group.url, self.entry.name)
+        return then.state_of(self.path)

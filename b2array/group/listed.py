@@ -13,31 +13,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeAlias
 
+from b2array.array.drafts import FreePlace
 from b2array.array.schunk import SChunk
-from b2array.commit.census import complete_manifest, rows_among
+from b2array.catalog import intact
+from b2array.catalog.census import complete_manifest, rows_among
+from b2array.catalog.known_manifests import KnownManifest, another_group
+from b2array.catalog.ledgers import MemberState
+from b2array.catalog.manifest import ARRAY, EMBEDDED, MANIFEST, OTHER, Manifest, Row, is_embedded, name_of
+from b2array.catalog.names_of_members import Members
+from b2array.catalog.owners import ALONE, BucketMember, load_member, load_published, load_revision
+from b2array.commit.group_commit import Committed, GroupChange, MemberChange
 from b2array.commit.handle import Handle, Mode
+from b2array.commit.in_bucket import Bucket
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
-from b2array.frame import kept
-from b2array.frame.catalog import Catalog, another_group
-from b2array.frame.listing import MemberState
-from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedded
-from b2array.frame.snapshot import Member, Snapshot, load_member, load_published, load_revision
+from b2array.frame.revision import Revision
 from b2array.group import embedded, summaries
-from b2array.group.local import LocalGroup
-from b2array.group.members import Members
-from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
+from b2array.group.local import LocalGroup, NewFrame
+from b2array.store.base import MISSING, Head, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 
-__all__ = ["AnyGroup", "ListedGroup", "group_at", "name_of"]
-
-
-def name_of(path: str) -> str:
-    """Return the name of the member with a path."""
-    if is_embedded(path):
-        return path.removeprefix(f"{EMBEDDED}/")
-    return path.rpartition(".")[0]
+__all__ = ["AnyGroup", "ListedGroup", "group_at"]
 
 
 class ListedGroup:
@@ -56,7 +53,7 @@ class ListedGroup:
     ) -> None:
         self.storage_options = dict(storage_options)
         self.store = open_store(url, storage_options=self.storage_options)
-        self.catalog = Catalog(self.store)
+        self.catalog = KnownManifest(self.store)
         self._address = url
         self._listing: tuple[Manifest, Version | None, Members] | None = None
         self._is_pinned = False
@@ -69,7 +66,7 @@ class ListedGroup:
             self.show(*listing)
 
     @classmethod
-    def of(cls, catalog: Catalog) -> Self:
+    def of(cls, catalog: KnownManifest) -> Self:
         """Return the group of a catalog, and share the catalog."""
         group = cls.__new__(cls)
         group.storage_options = {}
@@ -253,11 +250,115 @@ class ListedGroup:
                 " such a group with them"
             )
 
+    # Transactions.
+
+    def begin_view(self) -> Self:
+        """Return a handle for a new transaction, which keeps showing the present members; show the same manifest here.
+
+        This reads the manifest if it was not read yet.
+        """
+        # Pinned, because commits through other handles must not change the states on which the transaction builds.
+        self.confirm()
+        self.require_same()
+        view = self.copy(pinned=True)
+        self.show(*view.versioned_manifest())
+        return view
+
+    def medium(self) -> Bucket:
+        """Return a new medium for a commit."""
+        return Bucket(self.catalog)
+
+    def mount_of(self, path: str) -> None:  # noqa: ARG002
+        """Return None: members of separate groups inside this one are opened like members of this group."""
+        return
+
+    def require_own(self, path: str) -> None:
+        """Raise ValueError if the rows of this group do not list a member, because an inner group owns it."""
+        row = self.rows.get(name_of(path))
+        if row is None:
+            raise ValueError(f"{self.url}/{path} belongs to a separate group inside this one: delete it there")
+
+    def own_members(self, members: Mapping[str, str]) -> dict[str, str]:
+        """Return the members, given by names and paths: a view of a transaction shows only members of this group."""
+        return dict(members)
+
+    def embedded_paths(self) -> Mapping[str, str]:
+        """Return nothing: the rows of embedded members name them, and the embedding frame never changes."""
+        return {}
+
+    def open_for_change(self, path: str) -> Handle:
+        """Open a member for writing, in the state that the shown manifest lists. Raises the errors of `open`."""
+        return self.open(path, "r+")
+
+    def find_state(self, path: str) -> tuple[str, str | None] | None:
+        """Return the path of a member, and the name of the state that the manifest lists; None for other paths.
+
+        A member without a revision has no name for its state, which only the published index shows. An embedded member
+        has the name "".
+        """
+        row = self.rows.get(name_of(path))
+        if row is None or row.path != path:
+            return None
+        return path, row.revision if row.revision or is_embedded(path) else None
+
+    def load_unadopted(self, path: str) -> Revision | None:
+        """Load the state of a member that the manifest lists without a revision; None for any other member."""
+        row = self.rows.get(name_of(path))
+        is_unadopted = row is not None and row.path == path and not row.revision and not is_embedded(path)
+        return self.current(path) if is_unadopted else None
+
+    def begin_member(
+        self,
+        change: GroupChange,
+        name: str,
+        suffix: str,
+        new: NewFrame,
+        *,
+        overwrite: bool,  # noqa: ARG002
+    ) -> tuple[str, MemberChange]:
+        """Begin a new member at a free place; return its path, and the change with the draft.
+
+        In memory, an object excludes objects below its name. A sparse member that replaces a contiguous one therefore
+        gets a path with the other suffix. The commit writes the states that snapshots of the group need as revisions,
+        so they leave the member's own ledger.
+        """
+        path = name + suffix
+        other = name + (OTHER if suffix == ARRAY else ARRAY)
+        place = self.free_place(change, path)
+        if self.store.in_process:
+            (head,) = place.store.head([""], 1)
+            if isinstance(head, Head):
+                place = replace(place, sparse=self.free_place(change, other))
+        draft = new(place, overwrite=False)
+        is_there = draft.destination.place is place.store
+        # Snapshots of a group in an object store name revisions. A member's ledger has only snapshots of the member.
+        group, keeps = change.identity.encode(), draft.delta.keeps
+        earlier = [keep for keep in keeps if keep.entry.group == group]
+        draft.delta.keeps = tuple(keep for keep in keeps if keep.entry.group != group)
+        return (path if is_there else other), MemberChange(name, draft, earlier=earlier)
+
+    def free_place(self, change: GroupChange, path: str) -> FreePlace:
+        """Return the place for a new member at a path that no row has, with the first number for its chunks.
+
+        Late requests of other writers may still write or delete objects with smaller numbers.
+        """
+        rows = [self.rows.get(name) for name in (*change.removed, name_of(path))]
+        used = [row.next for row in rows if row is not None and row.path == path]
+        # If the member was deleted earlier, the manifest has noted the number.
+        return FreePlace(self.store_of(path), max([self.manifest.gone.get(path, 0), *used]))
+
+    def remember(self, path: str, committed: Revision) -> None:
+        """Do nothing: the manifest says which state counts, so no state is read twice."""
+
+    def show_commit(self, committed: Committed, change: GroupChange) -> None:  # noqa: ARG002
+        """Show the members after a commit of a transaction."""
+        self.show(*self.catalog.last_seen())
+
     # Members.
 
-    def member(self, path: str) -> Member:
-        """Return the catalog of the group and the name of a member, by which snapshots of its frame refer to it."""
-        return Member(self.catalog, name_of(path))
+    def member(self, path: str) -> BucketMember:
+        """Return the owner of a member's frame: this group, with the name of the member."""
+        return BucketMember(self.catalog, name_of(path))
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
         """Open a member by its path, in the state that the manifest of this handle lists.
@@ -273,7 +374,7 @@ class ListedGroup:
         promised = self._promise(path) if lazy or self.store.can.lock else None
         return promised or Handle(self.current(path), mode)
 
-    def current(self, path: str, *, for_writing: bool = False) -> Snapshot:
+    def current(self, path: str, *, for_writing: bool = False) -> Revision:
         """Load the state of a member that the manifest of this handle lists. Raises the errors of `open`."""
         return self._load_in(self.manifest, path, for_writing=for_writing)
 
@@ -283,7 +384,7 @@ class ListedGroup:
         path: str,
         *,
         for_writing: bool = False,
-    ) -> Snapshot:
+    ) -> Revision:
         """Load the state of a member that a manifest lists.
 
         If the member is missing, raise ConflictError if the list is out of date, and FormatError otherwise.
@@ -302,26 +403,26 @@ class ListedGroup:
         manifest: Manifest,
         name: str,
         state: MemberState,
-    ) -> Snapshot | None:
+    ) -> Revision | None:
         """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more.
 
         Embedded members are read in their present state, because they have no other.
         """
         path, generation, sparse, _ = state
         if is_embedded(path):
-            return embedded.open_member(self._embedding(), path).snapshot
+            return embedded.open_member(self._embedding(), path).revision
         if manifest.rows is not None:
             row = Row(path, generation.hex(), sparse)
             # If somebody has dropped the snapshot, `vacuum` may have removed the revision.
             with suppress(*MISSING):
                 revision = load_revision(self.member(path), row)
-                # Without the link to its member, the revision stays the same when the group commits.
-                return replace(revision, member=None)
+                # Without the group as its owner, the revision stays the same when the group commits.
+                return replace(revision, owner=ALONE)
             return None
         # Frames that were copied here from a local disk contain the states of snapshots.
         with suppress(*MISSING, ConflictError):
             source = load_published(self.store_of(path))
-            return kept.find_intact_state(source, state, manifest.identity.encode(), repr(name))
+            return intact.find_intact_state(source, state, manifest.identity.encode(), repr(name))
         return None
 
     def _embedding(self) -> SChunk:

@@ -1,8 +1,7 @@
-"""The members of a group in a local directory.
+"""`LocalGroup`: the members of a group in a local directory.
 
-The files in the directory are the list of members, as for python-blosc2. For a member that the log in the manifest
-names, the log decides; see `b2array.frame.log`. Readers open members from summaries in the manifest; see
-`b2array.group.summaries`.
+The files in the directory are the list of members, as for python-blosc2. For a member that has a pending step, the step
+decides; see `b2array.catalog.redo`. Readers open members from summaries in the manifest; see `b2array.group.summaries`.
 """
 
 from __future__ import annotations
@@ -10,54 +9,37 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import replace
-from functools import partial
-from itertools import accumulate
-from types import MappingProxyType
+from contextlib import suppress
 from typing import Any, Protocol, Self
 
-from b2array import config
 from b2array.array.drafts import AnyPlace, FreePlace, Kind, place_new
 from b2array.array.schunk import SChunk
-from b2array.commit import apply
+from b2array.catalog import local_listing
+from b2array.catalog.known_manifests import another_group, read_manifest
+from b2array.catalog.local_listing import list_group
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among, staged_path
+from b2array.catalog.names_of_members import Members
+from b2array.catalog.redo import LocalMember, Remembered, inspect_place, load_local_member
 from b2array.commit.copied_states import KeptState, states_to_copy
 from b2array.commit.draft import Draft
+from b2array.commit.frame_locks import publish_waiting
+from b2array.commit.group_commit import Committed, GroupChange, MemberChange
 from b2array.commit.handle import Handle, Mode
+from b2array.commit.leftovers import is_abandoned
 from b2array.commit.localize import localize
 from b2array.commit.manifests import write_manifest
+from b2array.commit.on_disk import Disk
 from b2array.commit.prepare import copy_frame
-from b2array.commit.tables import describes_a_table, table_of
-from b2array.errors import B2ArrayError, ConflictError, prefix_errors
+from b2array.commit.publication import publish_pending
+from b2array.errors import ConflictError
 from b2array.format import summary
-from b2array.format.header import FrameType
-from b2array.frame import snapshot
-from b2array.frame.catalog import Catalog, another_group, read_manifest
-from b2array.frame.log import Action, Remembered, action_of, inspect_place, read_member
-from b2array.frame.manifest import (
-    EMBEDDED,
-    MANIFEST,
-    SUFFIXES,
-    Entry,
-    Manifest,
-    is_embedded,
-    members_among,
-    mounts_among,
-    own_files,
-    refuse_other_names,
-)
-from b2array.frame.snapshot import Member, Snapshot, load_member
+from b2array.format.header import FIRST_BYTES, FrameType
+from b2array.frame.revision import Revision
+from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded, summaries
-from b2array.group.members import Members
 from b2array.printable import printable
-from b2array.store.base import (
-    MISSING,
-    Store,
-    Version,
-    attempts,
-    stale_reader,
-    too_many_conflicts,
-)
+from b2array.store.atomic import require_free
+from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 
 __all__ = ["LocalGroup", "NewFrame", "copier_of"]
@@ -142,8 +124,6 @@ class LocalGroup:
         self.storage_options = dict(storage_options)
         self._listing = listing
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
-        # The embedded members, with the version of their frame: another version is listed again.
-        self._inner: tuple[Version | None, dict[str, str]] = None, {}
         # The groups inside this one, by name.
         self._mounts: dict[str, LocalGroup] = {}
         # The version of the manifest whose log this handle has applied: the log need not be applied again.
@@ -212,7 +192,7 @@ class LocalGroup:
         """Return whether a directory has the mark of a group."""
         return any(os.path.exists(os.path.join(self._address, name, mark)) for mark in (MANIFEST, EMBEDDED))
 
-    def without_mounts(self, members: Mapping[str, str]) -> dict[str, str]:
+    def own_members(self, members: Mapping[str, str]) -> dict[str, str]:
         """Return the members, given by names and paths, that belong to this group and to no group inside it."""
         return {name: path for name, path in members.items() if self.mount_of(path) is None}
 
@@ -239,6 +219,10 @@ class LocalGroup:
         """The manifest of the members that this handle shows."""
         return self._state()[0]
 
+    def versioned_manifest(self) -> tuple[Manifest, Version | None]:
+        """Return the manifest of the members that this handle shows. Its version is not known: a commit reads it."""
+        return self.manifest, None
+
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
         return self._state()[1]
@@ -263,7 +247,8 @@ class LocalGroup:
     def _state(self) -> tuple[Manifest, Members]:
         """Return the manifest and the members that this handle shows; list them at the first use."""
         if self._listing is None:
-            self._listing = self._list()
+            recovered, self._recovered = self._recovered, None
+            self._listing = list_group(self.store, recovered)
         number, identity = self._first
         if not (number and identity):
             self._first = number or os.stat(self._address).st_ino, identity or self._listing[0].identity
@@ -284,132 +269,14 @@ class LocalGroup:
         if not is_same or (manifest is not None and identity not in ("", manifest.identity)):
             raise another_group(self.url)
 
-    def _list(self) -> tuple[Manifest, Members]:
-        """Read the manifest, and list the files.
+    def embedded_paths(self) -> Mapping[str, str]:
+        """Return a path for each member in the embedding frame, by its name."""
+        manifest = self.manifest
+        return {} if manifest.rows is not None else local_listing.embedded_paths(self.store, manifest)
 
-        If a commit happens in between, start again; the last attempt locks out writers.
-        """
-        manifest, self._recovered = self._recovered, None
-        if manifest is None:
-            manifest, _ = self.read()
-        if manifest.members is not None:
-            return manifest, Members(manifest.members)
-        for attempt in range(config.retries + 1):
-            last = attempt == config.retries
-            with self.store.lock(MANIFEST, shared=True) if last else nullcontext():
-                before = manifest
-                members = self.members_of(manifest)
-                manifest, _ = self.read()
-                if manifest == before:
-                    return manifest, members
-        return manifest, self.members_of(manifest)
-
-    def members_of(self, manifest: Manifest) -> Members:
-        """List the present members, as they are after the log of a manifest is applied."""
-        return self._members_in(self.store.walk(), manifest)
-
-    def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
-        """Find the members among files, in the embedding frame, in the log, and in inner groups.
-
-        This reads the members that the log names. UnsupportedError: a member has a name that it cannot have here.
-        """
-        prefix_errors(self.url, lambda: refuse_other_names(files))
-        paths = members_among(own_files(files))
-        for name in mounts_among(files):
-            paths |= self._members_of_mount(name)
-        for path, entry in manifest.log.items():
-            if is_embedded(path):
-                continue
-            # The files do not decide: they depend on the progress of the writer of the log.
-            name = path.rpartition(".")[0]
-            here, action = action_of(entry, self.store_of, path)
-            if action in (Action.WRITE, Action.PUT):
-                paths[name] = path
-            elif paths.get(name) == path and (action is Action.TAKE_OUT or here.name is None):
-                del paths[name]
-            elif here.name is not None and name not in paths:
-                paths[name] = path
-        inner = self._embedded_members(manifest) if EMBEDDED in files else {}
-        return Members({**inner, **paths})
-
-    def _members_of_mount(self, name: str) -> dict[str, str]:
-        """List an inner group; return the paths of its members by their names, both relative to this group.
-
-        The result does not include embedded members.
-        """
-        mount = self.mount_of(f"{name}/")
-        if mount is None:
-            return {}
-        inner = mount[0].members()
-        return {f"{name}/{each}": f"{name}/{path}" for each, path in inner.items() if not is_embedded(path)}
-
-    def _embedded_members(self, manifest: Manifest) -> dict[str, str]:
-        """Return the members in the embedding frame, except the members that the log deletes.
-
-        The list is read again only if the embedding frame has changed.
-        """
-        version = self.store.stamp(EMBEDDED).version
-        if version is None or version != self._inner[0]:
-            self._inner = version, embedded.members(self._embedding("r"))
-        _, inner = self._inner
-        log = manifest.log
-        return {
-            name: path
-            for name, path in inner.items()
-            if path not in log or self.name_embedded_state(path) != log[path].before
-        }
-
-    def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
-        """Find all paths of members with these names, as they are after the log is applied; return names by paths.
-
-        One name may have several paths: a writer that does not know the group may have made a second file. This reads
-        the place of each possible path.
-        """
-        names_by_path = {}
-        for name in names:
-            for suffix in SUFFIXES:
-                path = f"{name}{suffix}"
-                if self._remains(path, manifest):
-                    names_by_path[path] = name
-        # A group that python-blosc2 did not make may lack the embedding frame.
-        with suppress(FileNotFoundError):
-            inner = self._embedded_members(manifest)
-            names_by_path |= {inner[name]: name for name in inner.keys() & set(names)}
-        return names_by_path
-
-    def _remains(self, path: str, manifest: Manifest) -> bool:
-        """Read the place of a path; return whether a frame is there, and the log of the manifest does not delete it."""
-        entry = manifest.log.get(path)
-        if entry is None:
-            return inspect_place(self.store_of(path)).name is not None
-        here, action = action_of(entry, self.store_of, path)
-        return here.name is not None and action is not Action.TAKE_OUT
-
-    def members_near(self, names: Collection[str], manifest: Manifest) -> Members:
-        """List the members around and below some names: they decide whether new members may have the names."""
-        outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
-        paths = self.paths_of(outer, manifest)
-        near = Members({name: path for path, name in paths.items()})
-        for name in names:
-            # Usually no directory has the name of a new member.
-            with suppress(*MISSING):
-                files = [f"{name}/{file}" for file in self.store_of(name).walk()]
-                for other, path in self._members_in(files, Manifest()).items():
-                    near.add(other, path)
-        return near
-
-    def name_embedded_state(self, path: str) -> str:
-        """Read an embedded member, and return a digest that names its state; "" for a missing member."""
-        return embedded.name_state(self._embedding("r"), path)
-
-    def _embedding(self, mode: Mode) -> SChunk:
-        """Read the embedding frame, and return it as a super-chunk."""
-        source = snapshot.load(self.store_of(EMBEDDED))
-        return SChunk(Handle(source, mode))
-
-    def read(self) -> tuple[Manifest, Version | None]:
-        """Read the manifest and its version. A missing manifest is an empty one without a version."""
-        return read_manifest(self.store)
+    def _embedding(self) -> SChunk:
+        """Read the embedding frame, and return it as a read-only super-chunk."""
+        return SChunk(Handle(self._own_state(EMBEDDED, self.manifest), "r"))
 
     def load_manifest(self) -> Manifest:
         """Read the present manifest, without its version."""
@@ -419,20 +286,6 @@ class LocalGroup:
     def require_ledger(self) -> None:
         """Do nothing: the manifest of a local group can always list snapshots."""
 
-    def write(
-        self,
-        manifest: Manifest,
-        version: Version | None,
-        *,
-        keep: Callable[[], object] = lambda: None,
-    ) -> Version | None:
-        """Replace the manifest of this version, or raise ConflictError; return the new version.
-
-        This forces the manifest to the disk. The members shown stay the same. The caller holds the manifest's lock.
-        `keep` is called before an error if the manifest may have been replaced.
-        """
-        return write_manifest(self.store, manifest, version, keep=keep).version
-
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Change the manifest in the store, and return it; try again if another writer was faster.
 
@@ -440,12 +293,12 @@ class LocalGroup:
         """
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST):
-                manifest, version = self.read()
+                manifest, version = read_manifest(self.store)
                 self.require_same(manifest)
                 # Another writer has replaced the manifest meanwhile: change the new one.
                 with suppress(ConflictError):
                     manifest = change(manifest)
-                    self.write(manifest, version)
+                    write_manifest(self.store, manifest, version)
                     return manifest
         raise too_many_conflicts(self.store)
 
@@ -455,85 +308,19 @@ class LocalGroup:
         If the group was copied from an object store, make it a local group first. The manifest that this reads serves
         the next listing. Without an interrupted commit, nothing is locked or written.
         """
-        manifest, version = self.read()
+        manifest, version = read_manifest(self.store)
         if manifest.rows is not None:
             with self.store.lock(MANIFEST):
-                localize(self.store, *self.read())
+                localize(self.store, *read_manifest(self.store))
             self.refresh()
             return
         if manifest.log and version != self._applied:
             with self.store.lock(MANIFEST):
-                manifest, version = self.read()
-                self.apply_log(manifest)
+                manifest, version = read_manifest(self.store)
+                publish_pending(self.store, manifest)
                 self._applied = version
             self.refresh()
         self._recovered = manifest
-
-    def apply_log(
-        self,
-        manifest: Manifest,
-        *,
-        locked: Collection[str] = (),
-        states: Mapping[str, Snapshot] = MappingProxyType({}),
-    ) -> apply.Applied:
-        """Apply the log of a manifest to members that have these states, as far as the caller knows.
-
-        The caller holds the lock of the manifest, and the locks of the members `locked`. The manifest itself does not
-        change.
-        """
-        applied = apply.apply_log(
-            self.store_of,
-            manifest.log,
-            remove_embedded=self.remove_embedded,
-            locked=locked,
-            states=states,
-        )
-        moved = {path: entry for path, entry in manifest.log.items() if entry.kind in ("frame", "delete")}
-        tables = {path: entry for path, entry in moved.items() if table_of(path)}
-        if tables:
-            try:
-                self._note_tables(tables)
-            except (OSError, B2ArrayError):
-                # The next writer tries again.
-                applied.left.update(tables)
-        return applied
-
-    def _note_tables(self, paths: Collection[str]) -> None:
-        """List the tables that these descriptions made, and no others, where python-blosc2 looks for tables.
-
-        The change reaches the disk before this returns. A group without an embedding frame has no such list.
-        """
-        try:
-            schunk = self._embedding("r+")
-        except FileNotFoundError:
-            return
-        if not embedded.lists_objects(schunk):
-            # Without a list, python-blosc2 finds the tables itself. A list with one of them would hide the others.
-            paths = [path for path in members_among(own_files(self.store.walk())).values() if table_of(path)]
-        tables = {table_of(path): describes_a_table(self.store_of(path)) for path in paths}
-        if embedded.note_tables(schunk, tables):
-            self.store_of(EMBEDDED).force()
-
-    def apply_entry(self, path: str) -> None:
-        """Apply an entry that puts a new frame in a member's place, so that a writer finds the frame there.
-
-        `recover` may have left such an entry, or another writer may have committed it since. This takes the manifest's
-        lock; if the log in the shown manifest has no such entry, it does nothing.
-        """
-        entry = self.manifest.log.get(path)
-        if entry is not None and entry.kind == "frame":
-            with self.store.lock(MANIFEST):
-                apply.apply_entry(self.store_of, path, entry)
-
-    def remove_embedded(self, path: str, entry: Entry) -> None:
-        """Remove a member from the embedding frame, unless an earlier attempt has removed it.
-
-        The change reaches the disk before this returns.
-        """
-        schunk = self._embedding("r+")
-        if embedded.name_state(schunk, path) == entry.before:
-            embedded.remove(schunk, [path.removeprefix(f"{EMBEDDED}/")])
-            self.store_of(EMBEDDED).force()
 
     # Members.
 
@@ -549,7 +336,7 @@ class LocalGroup:
         Opening for writing first completes an interrupted commit. Embedded members are opened read-only.
         """
         if is_embedded(path):
-            return embedded.open_member(self._embedding("r"), path)
+            return embedded.open_member(self._embedding(), path)
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount
@@ -558,8 +345,18 @@ class LocalGroup:
             return self._promise(path) or Handle(self.current(path), mode)
         # A writer must find the frame of the last commit in its place.
         self.recover()
-        self.apply_entry(path)
-        return Handle(self.current(path), mode)
+        return self.open_for_change(path)
+
+    def open_for_change(self, path: str) -> Handle:
+        """Open a member of this group for writing, in the state that belongs to the manifest shown.
+
+        If a new frame waits for the place of the member, this puts it there, because no writer may change a frame that
+        waits in another place. Raises ValueError if an inner group owns the member.
+        """
+        self.require_own(path)
+        if path in self.manifest.log:
+            publish_waiting(LocalMember(self.store, path))
+        return Handle(self.current(path), "r+")
 
     def _promise(self, path: str) -> Handle | None:
         """Return a handle from the summary of a member; None if the member must be read at once.
@@ -567,7 +364,7 @@ class LocalGroup:
         This reads the head of the member, to check the summary.
         """
         manifest, _ = self._state()
-        # The summary of a member in the log describes the state before the log is applied.
+        # The summary of a member with a pending step describes the state before the step.
         if path in manifest.log:
             return None
         packed = manifest.summaries
@@ -576,34 +373,28 @@ class LocalGroup:
         record = self._records[1].get(path)
         return None if record is None else summaries.promise(self.store_of(path), record)
 
-    def state_of(self, path: str, manifest: Manifest | None = None) -> Snapshot:
-        """Load the state of a member, as it is after the log of a manifest is applied; by default the present one."""
+    def state_of(self, path: str, manifest: Manifest | None = None) -> Revision:
+        """Load the state of a member, as it is after the pending steps of a manifest; by default the present one."""
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount
             return owner.state_of(inner)
         return self._own_state(path, manifest or self.load_manifest())
 
-    def _own_state(self, path: str, manifest: Manifest) -> Snapshot:
-        """Load the state of a member that no inner group owns, as it is after the log of a manifest is applied.
+    def _own_state(self, path: str, manifest: Manifest) -> Revision:
+        """Load the state of a member that no inner group owns, as it is after the pending steps of a manifest.
 
         If the member no longer has the state that this handle has remembered, the handle forgets that state.
         """
-        # A group that was copied from an object store still has rows.
-        if manifest.rows is not None:
-            member = Member(Catalog(self.store), path.rpartition(".")[0])
-            source = load_member(member, manifest)
-            return replace(source, member=None)
-        again = partial(_reload_state, self._address, self.storage_options, path)
         last = self._states.get(path)
-        source = read_member(self.store_of, manifest, path, again=again, last=last)
+        source = load_local_member(self.store, manifest, path, last)
         # Other writers change this member as well, so comparing it with the last commit of this handle saves no more
         # time.
         if last is not None and source.state is not last[0]:
             self._states.pop(path, None)
         return source
 
-    def remember(self, path: str, committed: Snapshot) -> None:
+    def remember(self, path: str, committed: Revision) -> None:
         """Remember the state that a transaction has given a member, and forget the oldest of too many states.
 
         States with many chunks, and states that other software wrote, are not remembered.
@@ -615,7 +406,7 @@ class LocalGroup:
             if len(self._states) > _MOST_STATES:
                 self._states.popitem(last=False)
 
-    def current(self, path: str) -> Snapshot:
+    def current(self, path: str) -> Revision:
         """Load the state of a member that belongs to the manifest shown.
 
         Raises ConflictError if the member is missing, or if a later transaction has changed it.
@@ -634,10 +425,72 @@ class LocalGroup:
         identity, number, _ = source.state.annotations.group_commit or ("", 0, "")
         # The member has the state of a later commit of the group, unless its directory was copied from another group.
         if number and (identity != manifest.identity or number > manifest.number):
-            now, _ = self.read()
+            now = self.load_manifest()
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
         return source
+
+    # Transactions.
+
+    def begin_view(self) -> Self:
+        """Return a handle for a new transaction, which keeps showing the members that this handle shows now.
+
+        Raises ConflictError if the directory was deleted or renamed since this handle has first shown its members.
+        """
+        self.require_same()
+        return self.copy()
+
+    def medium(self) -> Disk:
+        """Return a new medium for a commit."""
+        return Disk(self.store, self._first[0])
+
+    def find_state(self, path: str) -> tuple[str, None]:
+        """Return the path of the frame with the state of a member; only the frame names that state.
+
+        An embedded member has its state in the embedding frame.
+        """
+        return EMBEDDED if is_embedded(path) else path, None
+
+    def load_unadopted(self, path: str) -> None:  # noqa: ARG002
+        """Return None: members on a local disk need not note their group."""
+        return
+
+    def begin_member(
+        self,
+        change: GroupChange,
+        name: str,
+        suffix: str,
+        new: NewFrame,
+        *,
+        overwrite: bool,
+    ) -> tuple[str, MemberChange]:
+        """Begin a new member in a place next to its path; return the path, and the change with the draft.
+
+        In an explicit transaction, the draft gets a note of the commit. Raises ValueError if an inner group owns the
+        path, and the errors of `_require_place` if the path is not free.
+        """
+        path = name + suffix
+        self.require_own(path)
+        overwrite = overwrite or name in change.removed
+        if not overwrite or path not in change.removed.values():
+            _require_place(self.store_of(path), overwrite=overwrite, is_explicit=change.explicit)
+        # A random token, because several writers may be making the same member.
+        token = os.urandom(8).hex()
+        # This place never makes the directory of the group, which may have been renamed.
+        place = FreePlace(self.store_of(staged_path(path, token, sparse=False)))
+        draft = new(place, overwrite=False)
+        if change.explicit:
+            draft.annotate(group_commit=change.next_note(path))
+        return path, MemberChange(name, draft, token)
+
+    def show_commit(self, committed: Committed, change: GroupChange) -> None:
+        """Show the members after a commit of a transaction."""
+        # This handle may have committed other changes since the transaction began.
+        members = self.members()
+        if change.explicit and (change.removed or change.new):
+            members = members.copy()  # other threads may be iterating over the list
+        change.list_in(members)
+        self.show(committed.manifest, members)
 
 
 def _restore(
@@ -653,19 +506,25 @@ def _restore(
     return group
 
 
-def _reload_state(
-    address: str,
-    options: Mapping[str, Any],
-    path: str,
-    *,
-    carries_out: bool = False,
-) -> Snapshot:
-    """Load the committed state of a member again, for an array that was unpickled or repeats a read.
+def _require_place(store: Store, *, overwrite: bool, is_explicit: bool) -> None:
+    """Raise FileExistsError if a file or directory is in the place of a new member.
 
-    With `carries_out`, first put a new frame that waits in the log in its place.
+    With `overwrite`, a frame may be there. If another writer has made a member there since the transaction began, an
+    explicit transaction raises ConflictError. Tries again for a while, because another writer may be deleting the
+    frame.
     """
-    group = LocalGroup(address, options)
-    # A writer must find a new frame in its place, and not in the log.
-    if carries_out:
-        group.apply_entry(path)
-    return group.state_of(path)
+    tries = attempts(store)
+    while True:
+        try:
+            require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
+        except (FileExistsError, *MISSING) as error:
+            if is_abandoned(store):
+                return
+            # The view shows no member there, so this one is newer.
+            if is_explicit and inspect_place(store).frame is not None:
+                raise ConflictError(f"another writer was faster: {error}") from None
+            # Another writer may be deleting it right now.
+            if next(tries, None) is None:
+                raise
+        else:
+            return

@@ -7,11 +7,12 @@ from itertools import accumulate
 
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.making import NewDraft
+from b2array.catalog.group_places import Place
+from b2array.catalog.local_listing import list_near
+from b2array.catalog.manifest import MANIFEST, check_name
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
-from b2array.frame.manifest import MANIFEST, check_name
-from b2array.frame.places import Place
 from b2array.group import whole
 from b2array.group.archive import Archive, make_archive_error
 from b2array.group.group import Group, free_name, put_member
@@ -87,10 +88,7 @@ def _show_near(home: LocalGroup, name: str) -> None:
     if not holds_locks():
         home.recover()
     manifest = home.load_manifest()
-    near = home.members_near([name], manifest)
     # A part of a table cannot be made alone.
     outer = accumulate(name.split("/")[:-1], "{}/{}".format)
     names = [name, *(f"{each}/{DESCRIPTION}" for each in outer)]
-    for path, each in home.paths_of(names, manifest).items():
-        near.add(each, path)
-    home.show(manifest, near)
+    home.show(manifest, list_near(home.store, names, manifest))

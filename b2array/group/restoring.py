@@ -6,51 +6,52 @@ from functools import partial
 
 from b2array.array import snapshots
 from b2array.array.drafts import AnyPlace, FreePlace, Kind
+from b2array.catalog.intact import find_intact_state, find_state
+from b2array.catalog.ledgers import MemberState
+from b2array.catalog.manifest import Row, is_embedded
+from b2array.catalog.needs import pins_in
 from b2array.commit import edits
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft
-from b2array.commit.many import map_concurrently
+from b2array.commit.in_bucket import map_concurrently
 from b2array.commit.prepare import copy_frame
 from b2array.format.header import FrameType
-from b2array.frame.kept import find_intact_state
-from b2array.frame.listing import MemberState
-from b2array.frame.manifest import Row, is_embedded
-from b2array.frame.snapshot import Snapshot
-from b2array.group.changing import AnyTransaction
+from b2array.frame.kept_states import ledger_in
+from b2array.frame.revision import Revision
 from b2array.group.fork import open_draft
 from b2array.group.kept import Moment, moment
-from b2array.group.local import copier_of
-from b2array.group.local_transaction import LocalTransaction
-from b2array.group.rows import RowTransaction
-from b2array.group.snapshots_on_disk import is_pinned
+from b2array.group.listed import ListedGroup
+from b2array.group.local import LocalGroup, copier_of
+from b2array.group.transaction import Transaction
 
 __all__ = ["restore"]
 
 
-def restore(changes: AnyTransaction, name: str) -> None:
+def restore(changes: Transaction, name: str) -> None:
     """Give all members the states that they had at a snapshot, and delete later members; the commit makes it visible.
 
     Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops the
     snapshot.
     """
-    if isinstance(changes, RowTransaction):
+    view = changes.view
+    if isinstance(view, ListedGroup):
         # The transaction knows all snapshots, and no revision is removed while the manifest names it.
-        then = moment(changes.view, name, changes.view.manifest)
+        then = moment(view, name, view.manifest)
         changes.snapshots.note_needed(then.entry)
-        _restore_rows(changes, then)
+        _restore_rows(changes, view, then)
     else:
-        then = moment(changes.view, name)
+        then = moment(view, name)
         changes.snapshots.note_needed(then.entry)
-        _restore_local(changes, then)
+        _restore_local(changes, view, then)
 
 
 # On a local disk.
 
 
-def _restore_local(changes: LocalTransaction, then: Moment) -> None:
+def _restore_local(changes: Transaction, view: LocalGroup, then: Moment) -> None:
     """Delete later members, restore members in their frames where possible, and make the others again."""
-    earlier = _open_earlier(changes, then)
-    members = changes.view.without_mounts(changes.members())
+    earlier = _open_earlier(changes, view, then)
+    members = view.own_members(changes.members())
     changes.remove({name: path for name, path in members.items() if name not in earlier})
     for name, path in then.members().items():
         state = earlier.get(name)
@@ -63,7 +64,7 @@ def _restore_local(changes: LocalTransaction, then: Moment) -> None:
             snapshots.go_back(handle, state)
 
 
-def _open_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot]:
+def _open_earlier(changes: Transaction, view: LocalGroup, then: Moment) -> dict[str, Revision]:
     """Open the members that can be restored in their frames; return the states to restore, by name.
 
     Opening begins a draft of each, and counts as reading it. All other members must be made again.
@@ -74,20 +75,34 @@ def _open_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot
         is_same = changes.members().get(name) == path
         if not is_same or is_embedded(path) or then.is_retired(path):
             continue
-        latest = changes.open(path, "r+").snapshot
+        latest = changes.open(path, "r+").revision
         state = find_intact_state(latest, then.states[name], group, repr(then.name), deep=True)
         if state is None:
             continue
         # A file without chunks has no room for the chunks of other snapshots. If only snapshots of the group need them,
         # the old file can be retired.
         becomes_empty = not state.sparse and not state.frame.nchunks
-        if not (becomes_empty and is_pinned(changes.view, path)):
+        if not (becomes_empty and _is_pinned(view, path)):
             earlier[name] = state
     return earlier
 
 
+def _is_pinned(view: LocalGroup, path: str) -> bool:
+    """Return whether snapshots of the group need chunks of a member, and no snapshot of the member alone needs any.
+
+    This reads the member and the indexes of its states.
+    """
+    latest = view.current(path)
+    own = [entry for entry in ledger_in(latest).entries if not (entry.packed or entry.group)]
+    if own:
+        return False
+    pins = pins_in(view.store, view.load_manifest(), path)
+    states = [find_state(latest, pin.state, pin.group) for pin in pins]
+    return any(state is not None and state.frame.nchunks for state in states)
+
+
 def _make_again(
-    changes: LocalTransaction,
+    changes: Transaction,
     then: Moment,
     name: str,
     path: str,
@@ -102,11 +117,11 @@ def _make_again(
 # In an object store.
 
 
-def _restore_rows(changes: RowTransaction, then: Moment) -> None:
+def _restore_rows(changes: Transaction, view: ListedGroup, then: Moment) -> None:
     """Delete later members, and give each member that differs from the snapshot its earlier revision."""
     members = changes.members().items()
     changes.remove({name: path for name, path in members if name not in then.states})
-    rows = changes.view.rows
+    rows = view.rows
     differing = {}
     for name, state in then.states.items():
         is_same = changes.members().get(name) == state.path
@@ -125,10 +140,10 @@ def _lists(row: Row | None, state: MemberState) -> bool:
 
 
 def _restore_member(
-    changes: RowTransaction,
+    changes: Transaction,
     name: str,
     state: MemberState,
-    revision: Snapshot,
+    revision: Revision,
 ) -> None:
     """Restore an earlier revision of a member, or replace the member by a new one with this revision.
 
@@ -136,7 +151,7 @@ def _restore_member(
     """
     path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
-        latest = changes.open(path, "r+").snapshot
+        latest = changes.open(path, "r+").revision
         draft = open_draft(changes, path)
         is_same = latest.state.annotations.identity == revision.state.annotations.identity
         if is_same and draft.sparse and revision.sparse:
@@ -151,8 +166,8 @@ def _restore_member(
 
 
 def _draft_revision(
-    revision: Snapshot,
-    ledger: Snapshot,
+    revision: Revision,
+    ledger: Revision,
     url: AnyPlace,
     *,
     overwrite: bool,  # noqa: ARG001 - the place is free

@@ -10,18 +10,20 @@ from typing import TypeVar
 from b2array import threads
 from b2array.array import snapshots
 from b2array.array.snapshots import Box, Boxes, SnapshotTable, box_text, differing, own_nbytes, snapshot_info
+from b2array.catalog import owners
+from b2array.catalog.intact import find_state
+from b2array.catalog.ledgers import MemberState, group_ledger
+from b2array.catalog.manifest import ATTRS, Manifest, is_attrs, is_embedded, name_of, retired_path
+from b2array.catalog.owners import load_published
 from b2array.commit.handle import Handle
 from b2array.display.tables import html_rows, text_table
 from b2array.errors import B2ArrayError
 from b2array.format.kept import Kept
 from b2array.format.state import State as FrameState
-from b2array.frame import snapshot
-from b2array.frame.kept import find_state
-from b2array.frame.listing import MemberState, group_ledger
-from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
-from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published
+from b2array.frame.kept_states import ledger_in, load_kept_states
+from b2array.frame.revision import Revision
 from b2array.group.kept import Moment, is_same_file, moment, moment_of
-from b2array.group.listed import AnyGroup, ListedGroup, name_of
+from b2array.group.listed import AnyGroup, ListedGroup
 from b2array.group.local import LocalGroup
 from b2array.store.base import in_one_state
 
@@ -105,7 +107,7 @@ def _list(group: AnyGroup) -> SnapshotTable:
         """Count the bytes of a retired frame that only one snapshot needs, by the name of the snapshot."""
         # A damaged frame must not hide the snapshots: it counts as empty.
         with suppress(OSError, B2ArrayError):
-            source = snapshot.load(group.store_of(retired_path(token)))
+            source = owners.load(group.store_of(retired_path(token)))
             infos = snapshots.list_snapshots(Handle(source, "r"), alone=True)
             return {each.name: each.nbytes for each in infos}
         return {}
@@ -187,7 +189,7 @@ def _count_own_nbytes(
     return {}
 
 
-def _is_of(source: Snapshot, group: bytes) -> bool:
+def _is_of(source: Revision, group: bytes) -> bool:
     """Return whether a frame keeps a state for snapshots of a group, not for a snapshot of the array itself."""
     return source.at is not None and source.at.group == group
 
@@ -208,7 +210,7 @@ def _list_by_revisions(
         if row.revision:
             wanted.add(MemberState(row.path, bytes.fromhex(row.revision), row.sparse))
 
-    def load(state: MemberState) -> tuple[MemberState, Snapshot | None]:
+    def load(state: MemberState) -> tuple[MemberState, Revision | None]:
         """Load the state of a member, and return it behind its description; None if it is lost or damaged."""
         # A damaged member must not hide the snapshots: it counts as empty.
         with suppress(OSError, B2ArrayError):
@@ -269,7 +271,7 @@ def diff_moments(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
     return GroupDiff(_sort_arrays(added), _sort_arrays(deleted), changed, tuple(sorted(attrs)))
 
 
-def _is_same_frame(old: Snapshot, new: Snapshot) -> bool:
+def _is_same_frame(old: Revision, new: Revision) -> bool:
     """Return whether two states are of one frame, so that equal offsets mean the same chunks."""
     # Each revision of a contiguous member is an object with chunks in other places, and a local file may have been
     # packed between the two reads.
@@ -293,11 +295,11 @@ class _Now:
     def members(self) -> Mapping[str, str]:
         """Return the path of each member by its name; a snapshot has none of a group inside this one."""
         members = self._group.members()
-        return self._group.without_mounts(members) if isinstance(self._group, LocalGroup) else members
+        return self._group.own_members(members)
 
-    def state_of(self, path: str, *, deep: bool = False) -> Snapshot:  # noqa: ARG002
+    def state_of(self, path: str, *, deep: bool = False) -> Revision:  # noqa: ARG002
         """Load the state of a member."""
-        return self._group.open(path, "r").snapshot
+        return self._group.open(path, "r").revision
 
 
 def _group_of(name: str) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from b2array.catalog.owners import ALONE
 from b2array.commit.cursor import Promised
 from b2array.commit.handle import Handle
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.state import State
 from b2array.format.summary import Summary
-from b2array.frame.snapshot import Snapshot, head_if_unchanged, load_from_header
+from b2array.frame.revision import Revision, head_if_unchanged, load_from_header
 from b2array.store.base import Store
 
 __all__ = ["promise", "promise_revision"]
@@ -43,9 +44,9 @@ def promise(store: Store, record: Any) -> Handle | None:
     if len(data) < frame.frame_len:
         data = memoryview(described.header)
 
-    def read() -> Snapshot:
+    def read() -> Revision:
         """Load the member from the header that was checked."""
-        return load_from_header(store, data, head.version, head.unique)
+        return load_from_header(store, ALONE, data, head.version, head.unique)
 
     return Handle(Promised(store, described, read), "r")
 
@@ -54,7 +55,7 @@ def promise_revision(
     store: Store,
     record: Any,
     revision: str,
-    read: Callable[[], Snapshot],
+    read: Callable[[], Revision],
 ) -> Handle | None:
     """Return a handle to a member from its summary, if the summary describes this revision; otherwise None.
 
@@ -65,7 +66,7 @@ def promise_revision(
     if described is None or (store.url, described.fingerprint) in _outdated:
         return None
 
-    def read_and_compare() -> Snapshot:
+    def read_and_compare() -> Revision:
         """Read the member; raise ConflictError if it differs from its summary."""
         source = read()
         _require_described(source, described)
@@ -78,7 +79,7 @@ def promise_revision(
     return Handle(Promised(store, described, read), "r")
 
 
-def _require_described(source: Snapshot, described: Summary) -> None:
+def _require_described(source: Revision, described: Summary) -> None:
     """Raise ConflictError if a member differs from its summary in anything but items.
 
     Such a summary is not used again in this process.

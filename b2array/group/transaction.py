@@ -1,28 +1,38 @@
-"""`Transaction`: the common base of a group's transactions on a local disk and in an object store."""
+"""`Transaction`: collects changes of several members of a group for one commit.
+
+A new member begins where no reader looks. At the end `b2array.commit.group_commit.commit_group` commits all changes,
+unless another writer has changed a member that the transaction has read. What the kinds of storage do differently is in
+the home of the group, `LocalGroup` or `ListedGroup`, and in the medium of the commit.
+"""
 
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from b2array import threads
-from b2array.commit.draft import Draft, warn_of_forgotten
-from b2array.commit.entries import GroupChange
+from b2array.array.schunk import SChunk
+from b2array.catalog.manifest import EMBEDDED, is_embedded, name_of
+from b2array.catalog.names_of_members import Members, check_new
+from b2array.catalog.owners import ALONE
+from b2array.commit.draft import warn_of_forgotten
 from b2array.commit.fork import make_fork_point
+from b2array.commit.fork_point import ForkPoint
+from b2array.commit.group_commit import Committed, GroupChange, MemberChange, commit_group
 from b2array.commit.handle import Handle, Mode
+from b2array.commit.in_bucket import map_concurrently
+from b2array.commit.snapshot_changes import SnapshotChanges
 from b2array.errors import ConflictError
-from b2array.format.annotations import GroupCommit
-from b2array.frame.snapshot import Snapshot
-from b2array.group.fork import NOTHING, Changes
+from b2array.frame.revision import Revision
+from b2array.group import embedded
+from b2array.group.fork import NOTHING, Changes, open_draft
 from b2array.group.listed import AnyGroup
 from b2array.group.local import NewFrame
-from b2array.group.members import Members, check_new
-from b2array.group.row_change import RowChange
-from b2array.group.snapshot_changes import SnapshotChanges
+from b2array.group.snapshot_members import prepare_members
+from b2array.group.table_list import note_tables
 
-__all__ = ["Transaction", "next_note", "open_new", "require_names_free"]
+__all__ = ["Transaction"]
 
 
 class Transaction(Changes):
@@ -32,20 +42,29 @@ class Transaction(Changes):
     ----------
     group : AnyGroup
         The handle that shows the changes after the commit.
-    view : AnyGroup
-        Another handle, which shows the members as they were when the transaction began.
-    change : GroupChange or RowChange
-        Collects the changes. In a `marked` transaction the user reads and writes through it. Other transactions serve a
-        single call such as ``group["x"] = 1``, and nobody reads through them.
+    explicit : bool
+        Whether the user reads and writes through the transaction; see `GroupChange`.
     """
 
-    change: GroupChange | RowChange
+    change: GroupChange
 
-    def __init__(self, group: AnyGroup, view: AnyGroup, change: GroupChange | RowChange) -> None:
+    def __init__(self, group: AnyGroup, *, explicit: bool = True) -> None:
+        """Begin a transaction on the members that the group shows; this lists them if they were not listed yet."""
+        view = group.begin_view()
         super().__init__(view)
-        self.change = change
+        manifest, version = view.versioned_manifest()
+        self.change = GroupChange(
+            view.url,
+            manifest,
+            version,
+            view.members(),
+            manifest.identity or os.urandom(8).hex(),
+            explicit,
+            SnapshotChanges(view.url, manifest),
+        )
         self._group = group
-        self._snapshots = SnapshotChanges(view)
+        self._medium = view.medium()
+        self._handles: dict[str, Handle] = {}
         self._members: Members | None = None
         self._ended = False
         self._owner = os.getpid()
@@ -63,10 +82,10 @@ class Transaction(Changes):
     def snapshots(self) -> SnapshotChanges:
         """The snapshots that the commit makes, drops and copies; ConflictError if the transaction has ended."""
         self._require_open()
-        return self._snapshots
+        return self.change.snapshots
 
     def members(self) -> Members:
-        """Return the path of each member by its name; in a marked transaction, with its changes."""
+        """Return the path of each member by its name; in an explicit transaction, with its changes."""
         return self.view.members() if self._members is None else self._members
 
     def _update_members(
@@ -74,8 +93,8 @@ class Transaction(Changes):
         removed: Iterable[str] = (),
         added: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Show removed and added members, given as names and as paths by name, unless the transaction is unmarked."""
-        if not self.change.marked:  # no user reads the members before the commit, and a copy of many takes time
+        """Show removed and added members, given as names and as paths by name, if the transaction is explicit."""
+        if not self.change.explicit:  # no user reads the members before the commit, and a copy of many takes time
             return
         if self._members is None:
             self._members = self.view.members().copy()
@@ -89,7 +108,8 @@ class Transaction(Changes):
 
         RuntimeError: the interpreter is ending.
         """
-        threads.require_running()
+        if threads.is_ending():
+            raise threads.make_ending_error()
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
         if self._owner != os.getpid():
@@ -108,6 +128,62 @@ class Transaction(Changes):
             self.note_read(path)
         return handle
 
+    def open_unnoted(self, path: str, mode: Mode) -> Handle:
+        """Open a member without noting that it was read.
+
+        A member that is opened for writing joins the transaction with a draft. Embedded members are opened read-only.
+        Raises ValueError if an inner group owns a member to write, and ConflictError if the transaction has ended.
+        """
+        self._require_open()
+        handle = self._handles.get(path)
+        if handle is not None:
+            return handle
+        if mode == "r" or is_embedded(path):  # embedded members can only be read
+            return self.view.open(path, "r")
+        handle = self.view.open_for_change(path)  # without the mutex, so that threads wait for their requests together
+        with self._mutex.held:
+            if path not in self._handles:  # another thread may have been faster
+                opened = handle.revision.generation
+                draft = handle.begin()
+                handle.enter(draft)
+                self._handles[path] = handle
+                self.change.members[path] = MemberChange(name_of(path), draft, opened=opened)
+            return self._handles[path]
+
+    def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
+        """Prepare members for forks, several at a time, and return the point from which each fork starts.
+
+        This begins drafts of the members, and encodes their open chunks.
+        """
+        return map_concurrently(lambda path: make_fork_point(open_draft(self, path)), paths)
+
+    def note_read(self, path: str) -> None:
+        """Note that a member was read, so that the commit is refused if another writer changes it first.
+
+        Only the first reading counts. New members are not noted, and a transaction that is not explicit notes nothing.
+        Where the manifest does not name the state of the member, this opens the member for writing.
+        """
+        self._require_open()
+        change = self.change
+        member = change.members.get(path)
+        if not change.explicit or path in change.read or (member is not None and member.draft.base is None):
+            return
+        found = self.view.find_state(path)
+        if found is None:
+            return
+        path, generation = found
+        unadopted = None
+        if generation is None:
+            if member is None:
+                self.open_unnoted(path, "r+")
+                member = change.members[path]
+            generation = member.opened
+            unadopted = None if self.view.is_local else member.draft.base
+        with self._mutex.held:
+            change.read.setdefault(path, generation)
+            if unadopted is not None:
+                change.unadopted.setdefault(path, unadopted)
+
     def create(
         self,
         name: str,
@@ -118,42 +194,86 @@ class Transaction(Changes):
     ) -> Handle:
         """Make a member, and return a handle to write to it. Readers see the member after the commit.
 
-        The member begins where no reader looks. If the transaction has forks, a journal protects its files from
-        `vacuum`. Raises ValueError if the group has a member of this name that was not deleted, what `check_new`
-        raises, and ConflictError if the transaction has ended.
+        The member begins where no reader looks; its path may have another suffix. If the transaction has forks, a
+        journal protects its files from `vacuum`. Raises ValueError if the group has a member of this name that was not
+        deleted, what `check_new` raises, and ConflictError if the transaction has ended.
         """
         self._require_open()
-        # Without a mark, the members do not show deletions; the caller has checked the name before it deleted one.
-        if name not in self.change.removed or self.change.marked:
+        change = self.change
+        # The members do not show deletions if the transaction is not explicit; then the caller has checked the name.
+        if name not in change.removed or change.explicit:
             if name in self.members():
                 raise ValueError(
                     f"a transaction cannot replace the member {name!r}; delete it first, or change it instead"
                 )
             check_new(name, self.members(), self.url)
-        path, handle = self._stage_new(name, suffix, new, overwrite=overwrite)
-        draft = handle.draft
-        if self._fork_id and draft is not None and not draft.destination.aside:
+        path, member = self.view.begin_member(change, name, suffix, new, overwrite=overwrite)
+        draft = member.draft
+        handle = Handle(Revision(draft.store, draft.state, 0, None, "", ALONE), "r+")
+        handle.enter(draft)
+        self._handles[path], change.members[path] = handle, member
+        if self._fork_id and not draft.destination.aside:
             # With forks, the transaction may last long, and `vacuum` then spares only files that a journal names.
             make_fork_point(draft)
         self._update_members(added={name: path})
         return handle
 
-    @abstractmethod
-    def _stage_new(
+    def remove(
         self,
-        name: str,
-        suffix: str,
-        new: NewFrame,
-        *,
-        overwrite: bool,
-    ) -> tuple[str, Handle]:
-        """Begin a new member where no reader looks; return its path, and a handle with its draft."""
+        members: Mapping[str, str],
+        states: Mapping[str, str] = NOTHING,
+    ) -> None:
+        """Delete members in the commit, given as paths by name; give up changes to them, and new ones, at once.
+
+        `states` are the generations of members that were copied, by path. The commit is refused if another writer
+        changes one of them first. If an inner group owns one of the members, raise ValueError and change nothing.
+        """
+        self._require_open()
+        change = self.change
+        for path in members.values():
+            member = change.members.get(path)
+            if member is None or not member.is_new:
+                self.view.require_own(path)
+        for name, path in members.items():
+            copied = states.get(path, "")
+            member = change.members.get(path)
+            if member is not None:
+                if copied and member.draft.base is not None:
+                    # The copy includes uncommitted changes; others can only have changed the committed state.
+                    copied = member.draft.base.generation
+                self._forget(path)
+            if member is not None and member.is_new:
+                continue
+            change.removed[name] = path
+            if copied:
+                change.moved[path] = copied
+                unadopted = self.view.load_unadopted(path)
+                if unadopted is not None:
+                    change.unadopted[path] = unadopted
+        inner = [name for name in members if name in self.view.embedded_paths()]
+        if inner:
+            embedded.remove(SChunk(self.open_unnoted(EMBEDDED, "r+")), inner)
+        self._update_members(removed=members)
 
     def put_back(self, members: Mapping[str, str]) -> None:
         """Undo `remove` for members that the transaction had not changed before, given as paths by name."""
-        for name in members:
+        for name, path in members.items():
             self.change.removed.pop(name, None)
+            self.change.unadopted.pop(path, None)
+        inner = [name for name in members if name in self.view.embedded_paths()]
+        if inner:
+            embedded.put_back(SChunk(self.open_unnoted(EMBEDDED, "r+")), inner)
         self._update_members(added=members)
+
+    def _forget(self, path: str) -> None:
+        """Give up the changes to a member, end the transaction of its handle, and remove its staged files."""
+        handle, member = self._handles.pop(path), self.change.members.pop(path)
+        if member.is_new:
+            handle.abandon()
+        else:
+            handle.leave(None)
+        member.draft.abort()
+        self._medium.forget(path, member)
 
     # The end.
 
@@ -161,20 +281,20 @@ class Transaction(Changes):
         """Give up all changes, and end the transaction.
 
         In a forked process, and while the interpreter ends, the files of the changes remain.
+
+        If nobody knows whether the commit has happened, all files remain as well.
         """
         self._ended = True
         if threads.is_ending():
             return
-        if self._owner == os.getpid():
-            self._discard()
-            return
         # After os.fork(), the staged files belong to the parent.
-        for member in self.change.members.values():
-            member.handle.leave(None)
-
-    @abstractmethod
-    def _discard(self) -> None:
-        """Give up all changes, and remove the files that were prepared for them."""
+        if self._owner != os.getpid() or self.change.is_unknown:
+            for handle in self._handles.values():
+                handle.leave(None)
+            return
+        for path in [*self._handles]:
+            self._forget(path)
+        self._medium.discard(self.change)
 
     def commit(self) -> None:
         """Make all changes visible at once, or none, and end the transaction. Warns of forks that were never merged.
@@ -183,46 +303,61 @@ class Transaction(Changes):
         the transaction is aborted, unless the commit has already happened, and the group lists its members again.
         """
         self._require_open()
+        drafts = []
         try:
-            drafts = self._commit()
+            prepare_members(self, self.change)
+            note_tables(self, self.change)
+            drafts = [member.draft for member in self.change.members.values()]
+            self._commit()
         except BaseException:
             if not self._ended:
                 self.abort()
             # Show the present members, whether the commit has happened or not.
             self._group.refresh()
             raise
-        self._ended = True
         for draft in drafts:
             warn_of_forgotten(draft)
         self._roster.warn_of_forgotten(self.url)
 
-    @abstractmethod
-    def _commit(self) -> Collection[Draft]:
-        """Commit everything, and show it in the group. Return the drafts, to warn of forks that were never merged."""
+    def _commit(self) -> None:
+        """Commit everything, and show it in the handles of the group and of the members; give up unchanged drafts.
 
+        Without any change, nothing is written.
+        """
+        change = self.change
+        change.find_written()
+        written = change.written
+        if written or change.removed or change.snapshots:
+            try:
+                committed = commit_group(self._medium, change)
+            except BaseException:
+                if change.committed is not None:
+                    self._show(Committed(change.committed), written)
+                raise
+            self._show(committed, written)
+        self._ended = True
+        for path in change.members.keys() - written.keys():
+            self._forget(path)
 
-def next_note(changes: Transaction, path: str) -> GroupCommit:
-    """Return the note for a member at `path` of a commit on top of the manifest that the transaction began with."""
-    return GroupCommit(changes.change.identity, changes.view.manifest.number + 1, path)
+    def _show(self, committed: Committed, written: Collection[str]) -> None:
+        """Show the result of the commit in all handles, and clean up after the drafts of the `written` members."""
+        self._ended = True  # an error from now on must not abort the committed changes
+        self.view.show_commit(committed, self.change)
+        self._group.show_commit(committed, self.change)
+        for path in written:
+            self._handles[path].leave(committed.states.get(path))
+        if self.view.is_local:
+            for path, state in committed.states.items():
+                self._settle(path, state)
+        else:
+            states = committed.states
+            map_concurrently(lambda path: self._settle(path, states[path]), [*states])
 
-
-def open_new(draft: Draft) -> Handle:
-    """Enter a transaction with the draft of a new frame, and return the handle for writing to it."""
-    handle = Handle(Snapshot(draft.store, draft.state, 0, None, ""), "r+")
-    handle.enter(draft)
-    return handle
-
-
-def require_names_free(url: str, names: Collection[str], members: Members) -> None:
-    """Raise ConflictError if another writer has made a member with one of these names, or with a name that excludes it.
-
-    `members` has the members of the group after the commit, except new ones: at least all members that may exclude the
-    names.
-    """
-    if clash := sorted(name for name in names if name in members):
-        raise ConflictError(f"{url}: another writer has made {clash} as well")
-    for name in sorted(names):
-        try:
-            check_new(name, members, url)
-        except (FileExistsError, ValueError) as error:
-            raise ConflictError(f"another writer was faster: {error}") from None
+    def _settle(self, path: str, state: Revision) -> None:
+        """Clean up after the draft of a member, given its committed state, and remember that state."""
+        member = self.change.members[path]
+        if member.made is None:
+            # The revisions of copied snapshots refer to chunks of earlier states, so keep the files of these chunks.
+            member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)
+            member.draft.settle(state.frame)
+        self.view.remember(path, state)

@@ -31,17 +31,17 @@ from typing import Any, cast
 
 import msgpack
 
+from b2array.catalog import owners
+from b2array.catalog.group_places import ZIP
+from b2array.catalog.manifest import EMBEDDED
+from b2array.catalog.names_of_members import Members
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
-from b2array.frame import snapshot
-from b2array.frame.manifest import EMBEDDED
-from b2array.frame.places import ZIP
 from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
 from b2array.group.archive import NOTE, Archive, is_content
 from b2array.group.local import LocalGroup, copier_of
-from b2array.group.members import Members
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.base import Head, Version
@@ -189,7 +189,7 @@ class Unpacked(LocalGroup):
 
         The file is first made next to the member, and removed afterwards.
         """
-        handle = Handle(snapshot.load(self.store_of(path)), "r")
+        handle = Handle(owners.load(self.store_of(path)), "r")
         copy_into = copier_of(handle, {})
         with place_beside(str(Path(self.store.url, path))) as frame:
             commit(copy_into(frame, overwrite=False, layout="contiguous"))

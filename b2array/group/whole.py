@@ -10,12 +10,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from b2array.catalog.group_places import ZIP, group_of
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign, summary
-from b2array.frame import snapshot
-from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.frame.places import ZIP, group_of
+from b2array.frame.revision import is_of_zarr
 from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
 from b2array.group.archive import Archive, make_archive_error
@@ -54,7 +54,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     if not has_manifest and is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (has_manifest or exists(home, visible=True)):
-        if snapshot.is_of_zarr(home.store):
+        if is_of_zarr(home.store):
             raise FileNotFoundError(foreign.zarr_text(home.store.url))
         hint = _explain_missing_list(home.store)
         raise FileNotFoundError(f"{home.store.url}: there is no group{hint}")

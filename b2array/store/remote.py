@@ -638,7 +638,8 @@ def answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitab
     """
     if loop is None or asyncio._get_running_loop() is loop:
         raise RuntimeError("expected clients of fsspec with a loop in another thread, found it in this one, or none")
-    threads.require_running()
+    if threads.is_ending():
+        raise threads.make_ending_error()
     queue: threads.Answer[_T] = SimpleQueue()
 
     async def ask() -> None:

@@ -19,10 +19,10 @@ import numpy as np
 
 from b2array.bloscpack.header import HEADER_FIELDS, META_FIELDS, META_HEADER_LEN, VERSION1_FIELDS, digest_size
 from b2array.bloscpack.reader import Reader
+from b2array.catalog.needs import pinned_states, pins_of
 from b2array.codec.chunk import Context
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
-from b2array.commit.pins import pinned_states, pins_of
 from b2array.config import HEADER_LEN
 from b2array.display import tables
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
@@ -32,7 +32,8 @@ from b2array.format.header import FIXED_LEN, FrameType, Header
 from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
 from b2array.format.kept import ledger_of
 from b2array.frame.fetch import fetch
-from b2array.frame.snapshot import Snapshot, load_kept_states
+from b2array.frame.kept_states import load_kept_states
+from b2array.frame.revision import Revision
 from b2array.frame.source import ChunkRequest, Location
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
@@ -153,14 +154,14 @@ def _range_text(values: Sequence[float], form: str) -> str:
     return f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
 
 
-def survey(source: Snapshot | Reader) -> Survey:
+def survey(source: Revision | Reader) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
-    if isinstance(source, Snapshot):
+    if isinstance(source, Revision):
         return _survey_of_frame(source)
     return _survey_of_bloscpack(source)
 
 
-def _survey_of_frame(revision: Snapshot) -> Survey:
+def _survey_of_frame(revision: Revision) -> Survey:
     head = revision.frame
     lost = set(revision.state.annotations.lost)
     chunks: list[ChunkSizes] = []
@@ -207,7 +208,7 @@ def _survey_of_frame(revision: Snapshot) -> Survey:
 
 
 def _heads(
-    revision: Snapshot,
+    revision: Revision,
     numbers: Sequence[int],
     places: Iterable[Location | Special | None],
 ) -> dict[Location, ChunkHeader]:
@@ -229,7 +230,7 @@ def _kind(header: ChunkHeader) -> str:
     return "raw" if header.memcpyed else ""
 
 
-def _snapshots_nbytes(revision: Snapshot) -> int:
+def _snapshots_nbytes(revision: Revision) -> int:
     """Return the number of bytes that only snapshots use."""
     entries = ledger_of(revision.state).entries
     nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
@@ -278,7 +279,7 @@ def frame_nbytes(described: frame.Frame) -> int:
     return described.header_len + described.frame_len - described.tail_start
 
 
-def total_nbytes(revision: Snapshot, files: Mapping[str, Listed] | None) -> int | None:
+def total_nbytes(revision: Revision, files: Mapping[str, Listed] | None) -> int | None:
     """Return the stored size of a frame, including dead space, or None if the store does not report it.
 
     `files` are the objects of a sparse frame, if the store can list them.
@@ -369,14 +370,14 @@ class Field(NamedTuple):
     meaning: str
 
 
-def fields(source: Snapshot | Reader) -> Iterator[Field]:
+def fields(source: Revision | Reader) -> Iterator[Field]:
     """Yield every field before and after the chunks, in the order of the file."""
-    if isinstance(source, Snapshot):
+    if isinstance(source, Revision):
         return _fields_of_frame(source)
     return _fields_of_bloscpack(source)
 
 
-def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
+def _fields_of_frame(revision: Revision) -> Iterator[Field]:
     head = revision.frame
     header = _read(revision, 0, head.header_len)
     yield from _rows("header", header, 0, FRAME_FIELDS)
@@ -395,14 +396,14 @@ def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
     yield from _spare(revision, stop)
 
 
-def _read(revision: Snapshot, start: int, stop: int) -> bytes:
+def _read(revision: Revision, start: int, stop: int) -> bytes:
     """Read a part of the frame's main file, at positions relative to the start of the frame."""
     span = Span(revision.name, revision.start + start, revision.start + stop)
     (view,) = revision.read([span])
     return bytes(view)
 
 
-def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
+def _spare(revision: Revision, stop: int) -> Iterator[Field]:
     """Yield the bytes between the end of a frame and the end of its file, if there are any."""
     if revision.start:
         return

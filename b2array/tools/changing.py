@@ -8,10 +8,10 @@ from typing import Any
 
 from b2array.array.described import Attributes
 from b2array.array.schunk import SChunk
+from b2array.catalog.group_places import group_of
+from b2array.catalog.owners import find_frame, load
 from b2array.commit.draft import discard
 from b2array.errors import UnsupportedError
-from b2array.frame.places import group_of
-from b2array.frame.snapshot import find_frame, load
 from b2array.group import addressing
 from b2array.group.group import Group, open_group
 from b2array.store.open import open_store

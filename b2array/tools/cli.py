@@ -25,6 +25,7 @@ from b2array.array.array import NDArray
 from b2array.array.drafts import AnyPlace, ArrayOptions, place_new
 from b2array.array.making import make
 from b2array.array.schunk import SChunk
+from b2array.catalog.manifest import OTHER
 from b2array.codec.cparams import CParams
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft
@@ -35,8 +36,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import convert_to, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
 from b2array.exchange.places import by_ending, find, require_frames
-from b2array.frame.manifest import OTHER
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 from b2array.group import addressing
 from b2array.group.group import Group
 from b2array.printable import json_text, printable
@@ -452,7 +452,7 @@ def copy(
     return OK
 
 
-def _copy_frame(revision: Snapshot, bar: Progress, where: AnyPlace, final: ArrayOptions, *, snapshots: bool) -> Draft:
+def _copy_frame(revision: Revision, bar: Progress, where: AnyPlace, final: ArrayOptions, *, snapshots: bool) -> Draft:
     place = place_new(
         where,
         final.layout,

@@ -17,13 +17,14 @@ from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import box_text
 from b2array.bloscpack.header import CHECKSUMS
+from b2array.catalog import owners
 from b2array.commit.handle import Handle
 from b2array.display import tables
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import B2ND, ArraySource, Box, Hierarchy, Storage, holds_array
 from b2array.exchange.places import find
-from b2array.frame import snapshot
-from b2array.frame.snapshot import Snapshot, ledger_in
+from b2array.frame.kept_states import ledger_in
+from b2array.frame.revision import Revision
 from b2array.group.addressing import split_member
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tree import draw_branches, nest
@@ -74,7 +75,7 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> Overv
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and not is_group):
             source = tree.only(url)
-            frame = None if source.handle is None else source.handle.snapshot
+            frame = None if source.handle is None else source.handle.revision
             about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
             return Overview(about, to_values(url, about, frame), {})
         members, failed = _describe_members(tree, tree.names)
@@ -121,7 +122,7 @@ FIELDS = (
 """The names of all fields in a JSON description; a field without a value is null. ``docs/_static`` holds the schema."""
 
 
-def to_values(url: str, about: Description, frame: Snapshot | None) -> dict[str, Any]:
+def to_values(url: str, about: Description, frame: Revision | None) -> dict[str, Any]:
     """Return a description for programs: the fields `FIELDS`, with typed values instead of text."""
     # The names of rows are for people, with spaces.
     rows = {name.replace(" ", "_"): value for name, value in about.items()}
@@ -148,7 +149,7 @@ def to_values(url: str, about: Description, frame: Snapshot | None) -> dict[str,
     return fields
 
 
-def _snapshot_names(frame: Snapshot) -> list[str]:
+def _snapshot_names(frame: Revision) -> list[str]:
     if frame.at is not None:
         return []
     try:
@@ -257,7 +258,7 @@ def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
     yield from tables.text_table(rows, "<<<>>")
 
 
-def _frame(revision: Snapshot) -> dict[str, Any]:
+def _frame(revision: Revision) -> dict[str, Any]:
     handle = Handle(revision, "r")
     chunks = SChunk(handle)
     if not holds_array(revision.frame):
@@ -396,17 +397,17 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snapshot:
+def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Revision:
     """Open the current state or a snapshot of a frame, which may be a member of a group."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
     # Do not read the layout, which may be damaged.
     if kind is B2ND:
         store = open_store(address, storage_options=storage_options)
-        return snapshot.load(store)
+        return owners.load(store)
     with kind.open(address, storage_options) as source:
         if source.handle is None:
             raise UnsupportedError(f"{redact_url(url)} is of the format {kind.name}, which has no Blosc2 frames")
-        return source.handle.snapshot
+        return source.handle.revision
 
 
 @contextmanager
@@ -414,7 +415,7 @@ def open_frame(
     url: str,
     storage_options: Storage,
     at: str | None = None,
-) -> Iterator[Snapshot | bloscpack.Reader]:
+) -> Iterator[Revision | bloscpack.Reader]:
     """Open a frame, which may be a member of a group, or a Bloscpack file; `at` is the name of a snapshot."""
     kind, _ = find(url, None, storage_options, exists=True, at=at)
     if kind.name == "blp":

@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from b2array.catalog.ledgers import group_ledger
 from b2array.exchange.formats import Storage
 from b2array.format.kept import Kept
-from b2array.frame.listing import group_ledger
-from b2array.frame.snapshot import ledger_in
+from b2array.frame.kept_states import ledger_in
 from b2array.group import addressing
-from b2array.group.changing import AnyTransaction
 from b2array.group.group import Group
 from b2array.group.listed import AnyGroup
+from b2array.group.transaction import Transaction
 from b2array.store.open import address_of
 from b2array.tools.vacuum import in_seconds
 
@@ -104,10 +104,10 @@ def _names_of_old(opened: Any, limit: float, keep_last: int) -> tuple[str, ...]:
 def _entries(opened: Any) -> Sequence[Kept]:
     """Return the snapshots of a group, or a frame's own snapshots, oldest first."""
     if not isinstance(opened, Group):
-        entries = ledger_in(opened._handle.snapshot).entries
+        entries = ledger_in(opened._handle.revision).entries
         return [entry for entry in entries if not entry.group]
     home = opened._home
-    if isinstance(home, AnyTransaction):
+    if isinstance(home, Transaction):
         return home.snapshots.ledger.entries
     if not isinstance(home, AnyGroup):  # .b2z and .b2e files have no snapshots
         return ()

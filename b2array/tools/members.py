@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
+from b2array.catalog.manifest import ATTRS, EMBEDDED, is_attrs, is_embedded
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import B2ND, Format, Storage
 from b2array.exchange.groups import B2Z, members_of
 from b2array.exchange.places import find
-from b2array.frame.manifest import ATTRS, EMBEDDED, is_attrs, is_embedded
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.listed import AnyGroup

@@ -11,13 +11,16 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from b2array.catalog.group_places import group_of
+from b2array.catalog.manifest import Row
+from b2array.catalog.needs import pinned_states, pins_of
+from b2array.catalog.owners import ALONE, BucketMember, find_damage, load, load_revision
 from b2array.commit import edits
 from b2array.commit.changes import copy_for_changes
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, mark_lost
-from b2array.commit.locks import writers_lock
+from b2array.commit.frame_locks import manifests_lock, writers_lock
 from b2array.commit.one import commit
-from b2array.commit.pins import manifests_lock, pinned_states, pins_of
 from b2array.commit.prepare import copy_frame
 from b2array.errors import FormatError, ReadOnlyError, SnapshotLostError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
@@ -26,9 +29,8 @@ from b2array.format.header import FrameType
 from b2array.format.index import chunk_number
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import parse, sizes_width
-from b2array.frame.manifest import Row
-from b2array.frame.places import group_of
-from b2array.frame.snapshot import Member, Snapshot, find_damage, load, load_kept_states, load_revision
+from b2array.frame.kept_states import load_kept_states
+from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.listed import ListedGroup
 from b2array.store.base import Store
@@ -219,7 +221,7 @@ def _repair(
         return replace(result, backup=kept)
 
 
-def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Salvaged]:
+def _read(store: Store, listed: tuple[BucketMember, Row] | None) -> tuple[Revision, Salvaged]:
     """Return the frame with notes on its recovery. If it is damaged, use the state `listed` in its group, if any."""
     try:
         revision = load(store)
@@ -236,13 +238,12 @@ def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Sa
     saved = prefix_errors(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
     version = store.stamp(name).version
-    member = None if listed is None else listed[0]
-    revision = Snapshot(store, parse(saved.frame), 0, version, "", member=member, published=version)
+    revision = Revision(store, parse(saved.frame), 0, version, "", ALONE if listed is None else listed[0])
     note = f"put the frame together again, because of: {reason}"
     return revision, replace(saved, notes=(note, *saved.notes))
 
 
-def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member, Row] | None:
+def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[BucketMember, Row] | None:
     """Return a group member in an object store, with its row, if the group lists the member at this URL."""
     place = None if store.can.local else group_of(url, storage_options)
     if place is None:
@@ -258,7 +259,7 @@ def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member,
     return group.member(row.path), row
 
 
-def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
+def _back_up(revision: Revision, url: str, storage_options: Storage) -> str:
     store = revision.store
     if revision.sparse:
 
@@ -292,7 +293,7 @@ def _free_name(make: Callable[[str], Any], name: str) -> str:
     raise FileExistsError(f"{redact_url(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
-def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
+def _readable(revision: Revision, entry: Kept) -> Iterator[Revision]:
     """Yield a kept state if it is intact."""
     # A damaged snapshot is dropped, because it cannot be recovered.
     with suppress(FormatError, SnapshotLostError, UnsupportedError):
@@ -301,13 +302,13 @@ def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
             yield load_kept_states(revision, [entry])[0]
 
 
-def _is_intact(state: Snapshot) -> bool:
+def _is_intact(state: Revision) -> bool:
     return not inspect(state, deep=True).problems
 
 
 def _write(
     store: Store,
-    revision: Snapshot,
+    revision: Revision,
     findings: Findings,
     lost: Collection[int],
     files: Iterable[str],
@@ -356,8 +357,8 @@ def _write(
     commit(_through_group(draft, revision))
 
 
-def _through_group(draft: Draft, revision: Snapshot) -> Draft:
+def _through_group(draft: Draft, revision: Revision) -> Draft:
     """Route the commit through the member's group, even if the draft could not read the old state."""
-    if revision.member is not None:
+    if revision.owner.lists_revisions:
         draft.destination = draft.destination._replace(old=revision)
     return draft

@@ -15,17 +15,19 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from b2array.catalog.ledgers import group_ledger
+from b2array.catalog.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, name_of, own_files
+from b2array.catalog.owners import load_published, load_revision
 from b2array.commit import pending
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError
 from b2array.format.index import chunk_number
 from b2array.format.kept import KEPT, object_name
-from b2array.frame.listing import group_ledger
-from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, own_files
-from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published, load_revision
+from b2array.frame.kept_states import ledger_in, load_kept_states
+from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import find_unneeded, moment_of
-from b2array.group.listed import ListedGroup, name_of
+from b2array.group.listed import ListedGroup
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
 
@@ -204,7 +206,7 @@ def _states(
     path: str,
     revisions: Collection[str],
     wanted: Collection[str],
-) -> list[Snapshot]:
+) -> list[Revision]:
     """Read revisions. Raise if a `wanted` revision is damaged or missing, because its chunks are then unknown.
 
     Raises
@@ -232,7 +234,7 @@ def _states(
     return states
 
 
-def _find_needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
+def _find_needed(states: Iterable[Revision]) -> tuple[Int64Array, set[str]]:
     """Return the numbers of the chunks that states need, and the names of the objects with their kept states."""
     numbers = [np.zeros(0, np.int64)]
     objects: set[str] = set()

@@ -15,25 +15,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from b2array.array.schunk import schunk_at
+from b2array.catalog.group_places import group_of
+from b2array.catalog.manifest import MANIFEST, RETIRED, own_files
+from b2array.catalog.needs import identities_of, pinned_places, pins_of, unneeded_names
+from b2array.catalog.owners import BucketMember, load, load_published
+from b2array.catalog.redo import read_member
 from b2array.commit import pending
 from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
+from b2array.commit.frame_locks import manifests_lock
 from b2array.commit.leftovers import belongs, discard
-from b2array.commit.many import publish_again
 from b2array.commit.one import commit
-from b2array.commit.pins import identities_of, manifests_lock, pinned_places, pins_of, unneeded_names
+from b2array.commit.publication import publish_missing
+from b2array.commit.retired import remove_retired
 from b2array.display.tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.format.index import chunk_number
 from b2array.format.kept import KEPT, object_name
-from b2array.frame.log import read_member
-from b2array.frame.manifest import MANIFEST, RETIRED, own_files
-from b2array.frame.places import group_of
-from b2array.frame.snapshot import Snapshot, ledger_in, load, load_kept_states, load_published
+from b2array.frame.kept_states import ledger_in, load_kept_states
+from b2array.frame.revision import Revision
 from b2array.group import unpacked
-from b2array.group.kept import find_unneeded, remove_frame
+from b2array.group.kept import find_unneeded
 from b2array.group.listed import AnyGroup, ListedGroup
 from b2array.group.local import LocalGroup
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
@@ -264,7 +268,7 @@ def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> Files:
 class _There:
     """A frame or None, the files that it does not need, and its group in an object store, if any."""
 
-    revision: Snapshot | None
+    revision: Revision | None
     removable: Mapping[str, Listed]
     group: ListedGroup | None = None
 
@@ -272,9 +276,10 @@ class _There:
 def _removable(store: Store, seconds: float) -> _There:
     """Find the files that a frame does not need."""
     listed = _load_listed_member(store)
-    if listed is not None and listed.member is not None:
-        group = ListedGroup.of(listed.member.catalog)
-        unneeded = of_member(group, listed.member.name, seconds, store.now())
+    owner = None if listed is None else listed.owner
+    if listed is not None and isinstance(owner, BucketMember):
+        group = ListedGroup.of(owner.known)
+        unneeded = of_member(group, owner.name, seconds, store.now())
         return _There(listed, unneeded, group)
     files: Mapping[str, Listed] = {}
     try:
@@ -320,7 +325,7 @@ def _files_in_log(
     needed = set()
     for place in filter(None, places):
         group = LocalGroup(place.group, storage_options or {})
-        manifest, _ = group.read()
+        manifest = group.load_manifest()
         for path, entry in manifest.log.items():
             if path.rpartition(".")[0] != place.name:
                 continue
@@ -344,7 +349,7 @@ def _clean_outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cle
         return _clean_outside(group, seconds, dry_run)
 
 
-def _load_listed_member(store: Store) -> Snapshot | None:
+def _load_listed_member(store: Store) -> Revision | None:
     """Return the state of a member of a group in an object store; None for any other frame."""
     if store.can.local:
         return None
@@ -352,7 +357,7 @@ def _load_listed_member(store: Store) -> Snapshot | None:
         snapshot = load(store)
     except FileNotFoundError:
         return None
-    return snapshot if snapshot.member is not None else None
+    return snapshot if snapshot.owner.lists_revisions else None
 
 
 def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
@@ -360,7 +365,7 @@ def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | 
     if isinstance(group, LocalGroup):
         return _clean_outside_local(group, seconds, dry_run)
     for row in () if dry_run else unpublished(group):
-        publish_again(group.catalog, row)
+        publish_missing(group.store, row)
     for _ in attempts(group.store):
         group.refresh()
         unneeded = outside(group, seconds, group.store.now())
@@ -395,8 +400,11 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
         for path in old:
-            remove = remove_frame if path.startswith(f"{RETIRED}/") else discard
-            remove(group.store_of(path))
+            front, _, token = path.partition("/")
+            if front == RETIRED:
+                remove_retired(group.store, token)
+            else:
+                discard(group.store_of(path))
     removed = list(old)
     nbytes = sum(each.size for each in old.values())
     for path in arrays:

@@ -17,10 +17,15 @@ from b2array import config, threads
 from b2array.array.array import NDArray
 from b2array.array.copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
+from b2array.catalog.intact import find_state
+from b2array.catalog.ledgers import MemberState, group_ledger
+from b2array.catalog.manifest import Manifest, is_embedded, name_of, retired_path
+from b2array.catalog.needs import pinned_states, pins_of
+from b2array.catalog.owners import BucketMember, find_damage, load
+from b2array.catalog.redo import read_member
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.commit import pending
-from b2array.commit.pins import pinned_states, pins_of
 from b2array.display.tables import count_text
 from b2array.display.tables import nbytes as nbytes_text
 from b2array.errors import (
@@ -41,18 +46,15 @@ from b2array.format.index import NO_OFFSETS, chunk_number
 from b2array.format.kept import KEPT, Kept, ledger_of, object_name
 from b2array.frame import text_blocks
 from b2array.frame.fetch import fetch
-from b2array.frame.kept import find_state
-from b2array.frame.listing import MemberState, group_ledger
-from b2array.frame.log import read_member
-from b2array.frame.manifest import Manifest, is_embedded, retired_path
-from b2array.frame.snapshot import Snapshot, find_damage, load, load_kept_state, load_kept_states
+from b2array.frame.kept_states import load_kept_state, load_kept_states
+from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME, ChunkRequest, Location
 from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
 from b2array.group.group import Group
 from b2array.group.kept import moment_of
-from b2array.group.listed import AnyGroup, ListedGroup, name_of
+from b2array.group.listed import AnyGroup, ListedGroup
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
@@ -329,8 +331,8 @@ def _of_group(
         if not isinstance(home, Archive) and not is_embedded(path):
             return whole(home.address(path))
 
-        def open_member() -> Snapshot:
-            return home.open(path, "r").snapshot
+        def open_member() -> Revision:
+            return home.open(path, "r").revision
 
         return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
 
@@ -389,7 +391,7 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
 def _missing_state(
     url: str,
     manifest: Manifest,
-    member: Snapshot | None,
+    member: Revision | None,
     state: MemberState,
     name: str,
 ) -> Iterator[Problem]:
@@ -428,7 +430,7 @@ def _of_revisions(
             yield problem._replace(kind="snapshot")
 
 
-def _itself(state: Snapshot) -> Snapshot:
+def _itself(state: Revision) -> Revision:
     return state
 
 
@@ -437,17 +439,17 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
         home = source._home
 
         def member(path: str) -> Report:
-            def open_member() -> Snapshot:
-                return home.open(path, "r").snapshot
+            def open_member() -> Revision:
+                return home.open(path, "r").revision
 
             return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
 
         return collect(source.url, home.url, source._below(), member)
-    revision = source._handle.snapshot
+    revision = source._handle.revision
     return verify_frame(revision.url, lambda: _load_stored(revision), deep=deep, progress=progress)
 
 
-def _load_stored(seen: Snapshot) -> Snapshot:
+def _load_stored(seen: Revision) -> Revision:
     """Load the current state of the frame, or the same snapshot again if `seen` is a snapshot."""
     revision = load(seen.store, start=seen.start)
     return revision if seen.at is None else load_kept_state(revision, seen.at.name, seen.at.generation)
@@ -455,7 +457,7 @@ def _load_stored(seen: Snapshot) -> Snapshot:
 
 def verify_frame(
     url: str,
-    open_frame: Callable[[], Snapshot],
+    open_frame: Callable[[], Revision],
     *,
     deep: bool,
     progress: bool,
@@ -464,7 +466,7 @@ def verify_frame(
     return in_one_state(lambda: _verify_frame(Report(url, deep), open_frame, progress=progress))
 
 
-def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progress: bool) -> Report:
+def _verify_frame(report: Report, open_frame: Callable[[], Revision], *, progress: bool) -> Report:
     try:
         revision = open_frame()
     except (FormatError, SnapshotLostError, UnsupportedError) as error:
@@ -504,11 +506,12 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
     )
 
 
-def _needed_by_group(revision: Snapshot) -> npt.NDArray[np.int64]:
+def _needed_by_group(revision: Revision) -> npt.NDArray[np.int64]:
     """Return the numbers of the chunks that snapshots of a group in an object store need."""
-    if revision.member is None:
+    owner = revision.owner
+    if not isinstance(owner, BucketMember):
         return NO_OFFSETS
-    group, name = ListedGroup.of(revision.member.catalog), revision.member.name
+    group, name = ListedGroup.of(owner.known), owner.name
     # The result of the group reports damaged lists.
     with suppress(FormatError, UnsupportedError):
         return chunks_needed(group, name) if group.manifest.kept and name in group.rows else NO_OFFSETS
@@ -517,7 +520,7 @@ def _needed_by_group(revision: Snapshot) -> npt.NDArray[np.int64]:
 
 def _about(
     report: Report,
-    revision: Snapshot,
+    revision: Revision,
     findings: Findings,
     problems: Iterable[Problem],
 ) -> Report:
@@ -549,7 +552,7 @@ class _KeptFindings:
 
 
 def _inspect_kept(
-    revision: Snapshot,
+    revision: Revision,
     *,
     deep: bool,
     files: Mapping[str, Listed] | None,
@@ -563,7 +566,7 @@ def _inspect_kept(
         problem = Problem("snapshot", None, revision.name, f"{revision.url}: {error}")
         findings.problems.append(problem)
         return findings
-    states: list[tuple[Kept, Snapshot | None]] = [(entry, None) for entry in entries]
+    states: list[tuple[Kept, Revision | None]] = [(entry, None) for entry in entries]
     # The result of the group reports damaged lists.
     with suppress(B2ArrayError):
         states += pinned_states(revision, pins_of(revision.store))
@@ -603,7 +606,7 @@ def _inspect_kept(
     return findings
 
 
-def _unreadable(revision: Snapshot) -> Iterator[Problem]:
+def _unreadable(revision: Revision) -> Iterator[Problem]:
     """Find damage in the layout or attributes that only reading reveals, in frames without a fingerprint."""
     state = revision.state
     checks: dict[str, Callable[[], object]] = {
@@ -619,7 +622,7 @@ def _unreadable(revision: Snapshot) -> Iterator[Problem]:
 
 
 def inspect(
-    revision: Snapshot,
+    revision: Revision,
     *,
     deep: bool,
     files: Mapping[str, Listed] | None = None,
@@ -653,7 +656,7 @@ def inspect(
 class _Inspector:
     def __init__(
         self,
-        revision: Snapshot,
+        revision: Revision,
         deep: bool,
         files: Mapping[str, Listed] | None,
         keep_heads: bool,

@@ -414,7 +414,7 @@ def _commit(
     except (ConflictError, FileExistsError):
         # Another run of this task may have been faster.
         home.refresh()
-        states = [home[name]._handle.snapshot.state for name in names if name in home]
+        states = [home[name]._handle.revision.state for name in names if name in home]
         if not _have_all(states, points):
             raise
     for point in points:

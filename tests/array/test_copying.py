@@ -18,7 +18,7 @@ import b2array
 from b2array import CParams
 from b2array.array import copying
 from b2array.errors import ConflictError
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Revision
 
 CHUNKS = (16, 128)
 SHAPE = (256, 1000)
@@ -231,8 +231,8 @@ def test_a_copy_looks_at_no_chunks_that_are_not_stored(monkeypatch):
     array = b2array.zeros((2_000,), "i4", chunks=(1,), blocks=(1,))
     array[[5, 1700]] = 1, 2
     looked_at = []
-    locate = Snapshot.locate
-    monkeypatch.setattr(Snapshot, "locate", lambda self, n: looked_at.append(n) or locate(self, n))
+    locate = Revision.locate
+    monkeypatch.setattr(Revision, "locate", lambda self, n: looked_at.append(n) or locate(self, n))
     copy = array.copy()
     assert set(looked_at) == {5, 1700}
     assert np.flatnonzero(copy[...]).tolist() == [5, 1700]

@@ -13,11 +13,11 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.schunk import SChunk
+from b2array.catalog import owners
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
 from b2array.commit.handle import Handle
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
-from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
@@ -139,7 +139,7 @@ def test_a_frame_is_read_inside_a_larger_file(tmp_path, offset):
 
 
 def snapshot_of(raw):
-    return SChunk(Handle(snapshot.load(MemoryStore({"": raw})), "r"))
+    return SChunk(Handle(owners.load(MemoryStore({"": raw})), "r"))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_a_handle_for_reading_changes_nothing(tmp_path):
 
 def test_modes_are_r_and_r_plus():
     with pytest.raises(ValueError, match="'w'"):
-        Handle(made()._handle.snapshot, "w")
+        Handle(made()._handle.revision, "w")
 
 
 @LAYOUTS
@@ -486,7 +486,7 @@ def test_a_pickle_shows_its_state_while_others_go_on(tmp_path, layout):
 
 @LAYOUTS
 def test_a_large_pickle_leaves_out_what_only_writers_need(tmp_path, layout, monkeypatch):
-    monkeypatch.setattr("b2array.frame.snapshot._PICKLED_NBYTES", 10)
+    monkeypatch.setattr("b2array.frame.revision._PICKLED_NBYTES", 10)
     held = made(tmp_path / "a.b2frame", layout=layout)
     again = pickle.loads(pickle.dumps(held))
     again.update_data(1, data(8))

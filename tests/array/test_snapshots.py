@@ -20,6 +20,7 @@ from lengths import examples
 
 import b2array
 from b2array import config
+from b2array.catalog.intact import load_intact_state
 from b2array.errors import (
     ChecksumError,
     ConflictError,
@@ -29,8 +30,7 @@ from b2array.errors import (
     SnapshotLostError,
 )
 from b2array.format.kept import KEPT, Kept, Ledger, object_name
-from b2array.frame.kept import load_intact_state
-from b2array.frame.snapshot import ledger_in, load_kept_state
+from b2array.frame.kept_states import ledger_in, load_kept_state
 
 LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))
@@ -230,7 +230,7 @@ def test_a_snapshot_pickles_with_its_checksums(a, url):
     a[...] = 0
     restored = pickle.loads(pickle.dumps(at(url, "one")))
     assert (restored[...] == X).all()
-    state = restored._handle.snapshot.state
+    state = restored._handle.revision.state
     assert state.records.all()
     assert state.sizes[:, 0].all()
 
@@ -517,7 +517,7 @@ def test_snapshots_of_many_chunks_are_small(tmp_path, nchunks, most):
     for n in range(3):
         a[rng.integers(0, nchunks, 50)] = n
         a.snapshot(f"s{n}")
-    for entry in Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries:
+    for entry in Ledger.unpack(a._handle.revision.state.annotations.kept).entries:
         assert entry.nbytes < most
 
 
@@ -537,9 +537,9 @@ def test_a_ledger_with_times_without_a_date_or_with_a_name_twice_is_refused(time
 
 def test_a_list_that_cannot_be_read_is_told_with_the_url(a):
     a.snapshot("one")
-    state = a._handle.snapshot.state
+    state = a._handle.revision.state
     wrong = state.with_annotations(replace(state.annotations, kept=b"\x90"))
-    held = replace(a._handle.snapshot, state=wrong)
+    held = replace(a._handle.revision, state=wrong)
     for look in (lambda: load_kept_state(held, "one"), lambda: load_intact_state(held, "one"), lambda: ledger_in(held)):
         with pytest.raises(FormatError, match=r"a\.b2nd: expected a ledger"):
             look()
@@ -571,7 +571,7 @@ def test_a_damaged_index_of_a_snapshot_is_found(tmp_path, layout, where):
     a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout, attrs={"noise": NOISE})
     a.snapshot("one")
     a[0] = 1
-    (entry,) = Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries
+    (entry,) = Ledger.unpack(a._handle.revision.state.annotations.kept).entries
     file, start = Path(url), a._handle.frame.header_len + entry.place
     if layout == "sparse":
         (file,) = Path(url).glob(f"*{KEPT}")
@@ -592,7 +592,7 @@ def test_damaged_snapshots_are_listed_and_dropped_one_by_one(tmp_path, layout):
     for name in ("one", "two", "three"):
         a.snapshot(name)
         a[0] += 1
-    for entry in Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries[:2]:
+    for entry in Ledger.unpack(a._handle.revision.state.annotations.kept).entries[:2]:
         file = Path(url, object_name(entry.place)) if layout == "sparse" else Path(url)
         content = bytearray(file.read_bytes())
         content[(0 if layout == "sparse" else a._handle.frame.header_len + entry.place) + 40] ^= 1
@@ -613,7 +613,7 @@ def test_a_damaged_chunk_of_a_snapshot_is_found(tmp_path, layout):
     url = str(tmp_path / "a.b2nd")
     a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout)
     a.snapshot("one")
-    place = a._handle.snapshot.locate(0)
+    place = a._handle.revision.locate(0)
     a[...] = 0
     file = Path(url) / place.name if place.name else Path(url)
     content = bytearray(file.read_bytes())
@@ -805,7 +805,7 @@ def test_a_repaired_directory_still_knows_that_stock_has_changed_it(tmp_path):
     url = str(tmp_path / "a.b2nd")
     b2array.asarray(np.arange(40), url=url, chunks=(7,), layout="sparse").snapshot("one")
     stock(url)[3] = 77
-    place = b2array.open(url)._handle.snapshot.locate(4)
+    place = b2array.open(url)._handle.revision.locate(4)
     Path(url, place.name).write_bytes(b"damaged")
     assert b2array.repair(url, backup=False).lost
     for act in (lambda: at(url, "one"), lambda: b2array.open(url).diff("one")):
@@ -818,7 +818,7 @@ def test_an_array_of_stock_gets_checksums_with_its_first_snapshot(tmp_path):
     blosc2.asarray(X, urlpath=url, chunks=(10, 10), blocks=(5, 5))
     a = b2array.open(url, "r+")
     a.snapshot("one")
-    assert a._handle.snapshot.state.records.all()
+    assert a._handle.revision.state.records.all()
     stock(url)[:20] = 3
     check_intact_or_told(url, X)
     assert (stock(url, "r")[:20] == 3).all()

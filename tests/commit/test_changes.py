@@ -25,16 +25,16 @@ from b2array.commit.handle import Handle
 from b2array.commit.one import commit
 from b2array.errors import ChunkLostError, ConflictError
 from b2array.format.state import State
-from b2array.frame.snapshot import Snapshot, reload
+from b2array.frame.revision import Revision
 
 NCHUNKS, WIDTH = 5, 8
 LAYOUTS = ["contiguous", "sparse"]
 
 
-def base_of(layout: str) -> Snapshot:
+def base_of(layout: str) -> Revision:
     a = b2array.asarray(np.arange(1.0, 1 + NCHUNKS * WIDTH), chunks=(WIDTH,), blocks=(4,), layout=layout)
     a.attrs.update(x=0, y=0)
-    return a._handle.snapshot
+    return a._handle.revision
 
 
 def packed(value: float) -> bytes:
@@ -181,7 +181,7 @@ def test_a_metadata_change_is_rebased_onto_another_number_of_chunks(layout: str,
     ours.set_attr("unit", b"m")
     theirs.reindex([0] + [-1] * (count - 1), nbytes=count * 8 * WIDTH)
     commit(theirs)
-    ours.rebase(reload(base))
+    ours.rebase(base.owner.load(base))
     assert not ours.freeze().reads.size
     for n in range(count):  # as a file that is written again reads them
         ours.reader().locate(n)
@@ -206,7 +206,7 @@ def test_a_compacting_change_cannot_be_rebased(layout: str) -> None:
     other.set_attr("z", b"\x01")
     commit(other)
     with pytest.raises(ConflictError, match="repeat the change"):
-        rebase_change(draft.freeze(), base, reload(base))
+        rebase_change(draft.freeze(), base, base.owner.load(base))
 
 
 def test_chunks_that_only_moved_in_a_rewritten_file_are_not_a_conflict() -> None:
@@ -220,7 +220,7 @@ def test_chunks_that_only_moved_in_a_rewritten_file_are_not_a_conflict() -> None
     compact(other)
     other.put(3, packed(53))
     commit(other)
-    current = reload(base)
+    current = base.owner.load(base)
     assert current.frame.offsets[0] != base.frame.offsets[0]
     assert rebase_change(draft.freeze(), base, current).base == current.generation
     draft.locate(3)
@@ -259,7 +259,7 @@ def test_a_change_is_rebased_unless_another_commit_overlaps_it(
         (draft if resized == "ours" else other).reindex(longer, nbytes=(NCHUNKS + 1) * 8 * WIDTH)
     change = draft.freeze()
     commit(other)
-    current = reload(base)
+    current = base.owner.load(base)
     is_changed = current.generation != base.generation
     if resized == "theirs":
         meets = bool(puts or reads)
@@ -296,7 +296,7 @@ def test_two_rebased_changes_are_both_read_after_the_commit(layout: str, ours: s
         other.put(n, packed(200 + n))
     commit(other)
     commit(draft)
-    found = b2array.NDArray(Handle(reload(base), "r"))[...].reshape(NCHUNKS, WIDTH)[:, 0]
+    found = b2array.NDArray(Handle(base.owner.load(base), "r"))[...].reshape(NCHUNKS, WIDTH)[:, 0]
     expected = [100 + n if n in ours else 200 + n if n in theirs else 1 + n * WIDTH for n in range(NCHUNKS)]
     assert found.tolist() == expected
 
@@ -365,7 +365,7 @@ def test_merging_is_associative_commutative_and_idempotent(
     merge_changes(draft, changes)
     commit(draft)
     handle.leave(None)
-    found = b2array.NDArray(Handle(reload(handle.snapshot), "r"))[...].reshape(NCHUNKS, WIDTH)[:, 0]
+    found = b2array.NDArray(Handle(handle.revision.owner.load(handle.revision), "r"))[...].reshape(NCHUNKS, WIDTH)[:, 0]
     expected = [50.0, *(1.0 + n * WIDTH for n in range(1, NCHUNKS))]
     for n, (value,) in values.items():
         expected[n] = {0: 0.0, 1: np.nan}.get(value, float(value))

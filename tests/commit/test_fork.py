@@ -799,9 +799,9 @@ def test_forks_use_few_numbers_however_many_chunks_there_are(tmp_path: Path) -> 
             fork = sent(changes.fork())
             fork[row * 10**5] = 1
             changes.merge(sent(fork))
-    assert a._handle.snapshot.state.annotations.next < 1000
+    assert a._handle.revision.state.annotations.next < 1000
     a.store(da.ones((2, 2), chunks=(1, 2), dtype="i1"), (slice(10**6 - 2, 10**6),), scheduler="sync")
-    assert a._handle.snapshot.state.annotations.next < 1002
+    assert a._handle.revision.state.annotations.next < 1002
 
 
 # Processes.

@@ -18,7 +18,7 @@ LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
 
 def identity_of(array):
-    return array._handle.snapshot.state.annotations.identity
+    return array._handle.revision.state.annotations.identity
 
 
 @LAYOUTS
@@ -220,7 +220,7 @@ def test_chunks_by_workers_and_raw_chunks_have_their_checksums_in_the_index(tmp_
     array.append(rows(2)[:1])
     held = SChunk(array._handle)
     held.update_chunk(0, held.get_chunk(1))
-    state = b2array.open(tmp_path / "a")._handle.snapshot.state
+    state = b2array.open(tmp_path / "a")._handle.revision.state
     assert state.records.all()
     assert np.array_equal(b2array.open(tmp_path / "a")[0], rows(3)[1])
 
@@ -241,11 +241,11 @@ def test_after_a_commit_of_stock_blosc2_its_chunks_are_read(tmp_path, layout):
 
 def test_zeros_have_no_checksum_in_the_index(tmp_path):
     array = b2array.zeros((4, 250), url=tmp_path / "a", **PARTS)
-    assert array._handle.snapshot.state.annotations.records is None
+    assert array._handle.revision.state.annotations.records is None
     array[1] = 1
-    assert np.flatnonzero(b2array.open(tmp_path / "a")._handle.snapshot.state.records).tolist() == [1]
+    assert np.flatnonzero(b2array.open(tmp_path / "a")._handle.revision.state.records).tolist() == [1]
     array[1] = 0
-    assert not b2array.open(tmp_path / "a")._handle.snapshot.state.records.any()
+    assert not b2array.open(tmp_path / "a")._handle.revision.state.records.any()
 
 
 @LAYOUTS
@@ -288,7 +288,7 @@ def test_a_commit_without_new_chunks_does_not_look_at_all_chunks(tmp_path):
     array[40:] = 3
     array.resize(35)
     files = [path.name for path in (tmp_path / "a").glob("*.chunk")]
-    stored = array._handle.snapshot.frame
+    stored = array._handle.revision.frame
     held = [n for n in stored.offsets.tolist() if n >= 0]
     total = sum(SChunk(array._handle).get_chunk(n)[12] for n in range(4) if stored.offsets[n] >= 0)
     assert len(files) >= len(held)

@@ -17,6 +17,7 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.schunk import SChunk
+from b2array.catalog import owners
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.commit import draft as drafting
@@ -30,7 +31,7 @@ from b2array.format import annotations as notes
 from b2array.format import attributes, frame, index
 from b2array.format.header import FrameType
 from b2array.format.state import parse
-from b2array.frame import snapshot
+from b2array.frame import revision
 from b2array.frame.source import Location
 from b2array.store import base
 from b2array.store.local import LocalStore
@@ -55,7 +56,7 @@ def bytes_of(path):
 
 def drafts(array, count=2):
     """Make drafts on top of one state."""
-    held = snapshot.load(array._handle.store)
+    held = owners.load(array._handle.store)
     return [Draft(held.store, held) for _ in range(count)]
 
 
@@ -79,12 +80,12 @@ def test_a_frame_inside_a_larger_file_cannot_be_written():
     raw = b2array.asarray(np.arange(3)).to_bytes()
     store = MemoryStore({"": b"ahead" + raw + b"behind"})
     with pytest.raises(ReadOnlyError, match="larger file"):
-        Draft(store, snapshot.load(store, start=5))
+        Draft(store, owners.load(store, start=5))
 
 
 def test_a_frame_of_a_later_version_is_not_written(tmp_path):
     array = b2array.zeros(4, url=tmp_path / "a.b2nd")
-    held = array._handle.snapshot
+    held = array._handle.revision
     later = frame.pack_vlmeta(attributes.encode_attr({"v": 99}))
     changed = replace(held.frame, vlmetalayers=(("b2array", later),))
     with pytest.raises(UnsupportedError, match="later version"):
@@ -197,7 +198,7 @@ def test_a_chunk_that_both_touched_is_a_conflict_with_its_number(array, layout, 
     state = commit(first).generation
     with pytest.raises(ConflictError, match=r"chunks \[2\]"):
         commit(second)
-    assert snapshot.load(second.store).generation == state
+    assert owners.load(second.store).generation == state
     if layout == "sparse":
         assert len(bytes_of(Path(array.url))) == 4 + 1 + 1  # the second writer's files are gone
 
@@ -674,7 +675,7 @@ def fill(array):
 @pytest.mark.parametrize("change", [assign, annotate, reshape, fill])
 def test_the_state_after_a_commit_is_what_the_store_says(array, layout, change):
     change(array)
-    ours, theirs = array._handle.snapshot.state, snapshot.load(array._handle.store).state
+    ours, theirs = array._handle.revision.state, owners.load(array._handle.store).state
     for name in (field.name for field in fields(ours.frame) if field.name not in ("offsets", "packed_index")):
         assert getattr(ours.frame, name) == getattr(theirs.frame, name), name
     np.testing.assert_array_equal(ours.frame.offsets, theirs.frame.offsets)
@@ -687,9 +688,9 @@ def test_the_state_after_a_commit_is_what_the_store_says(array, layout, change):
 @LAYOUTS
 def test_a_commit_does_not_parse_a_frame_that_nobody_has_changed(array, monkeypatch, layout):
     array[0] = 1
-    monkeypatch.setattr(snapshot, "load", None)
-    monkeypatch.setattr(snapshot, "load_published", None)
-    monkeypatch.setattr(snapshot, "parse", None)
+    monkeypatch.setattr(owners, "load", None)
+    monkeypatch.setattr(owners, "load_published", None)
+    monkeypatch.setattr(revision, "parse", None)
     array[0] = 2
     array.attrs["x"] = 1
     assert array[0] == 2
@@ -699,13 +700,13 @@ def test_a_commit_does_not_parse_a_frame_that_nobody_has_changed(array, monkeypa
 @pytest.mark.parametrize("nbytes", [1, 2**17])
 def test_a_state_is_loaded_again_only_if_another_one_was_committed(array, layout, nbytes):
     array.attrs["large"] = np.random.default_rng(0).bytes(nbytes)
-    held = snapshot.load(array._handle.store)
-    same = snapshot.reload(held)
+    held = owners.load(array._handle.store)
+    same = held.owner.load(held)
     assert same.state is held.state
     assert held.staleness() is None
     array[0] = 5
     assert held.staleness()
-    assert snapshot.reload(held).generation == array.generation
+    assert held.owner.load(held).generation == array.generation
 
 
 def test_a_chunk_that_another_thread_changes_while_it_is_located_is_the_new_one(array, monkeypatch):

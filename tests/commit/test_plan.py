@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import b2array
+from b2array.catalog.owners import load
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet
@@ -19,7 +20,7 @@ from b2array.commit.edits import compact, set_special
 from b2array.commit.handle import Handle
 from b2array.commit.plan import CommitStep, Facts, Plan, plan
 from b2array.format.header import FrameType
-from b2array.frame.snapshot import Snapshot, load
+from b2array.frame.revision import Revision
 from b2array.store.memory import MemoryStore
 
 NCHUNKS, WIDTH = 4, 8
@@ -35,12 +36,12 @@ def packed(start: float) -> bytes:
     return encode.encode(values(start).tobytes(), typesize=8, blocksize=32)
 
 
-def frame(layout: str = "contiguous", nchunks: int = NCHUNKS) -> Snapshot:
+def frame(layout: str = "contiguous", nchunks: int = NCHUNKS) -> Revision:
     a = b2array.asarray(np.arange(float(nchunks * WIDTH)), chunks=(WIDTH,), blocks=(4,), layout=layout)
-    return a._handle.snapshot
+    return a._handle.revision
 
 
-def changed(base: Snapshot, numbers: range, *, attrs: tuple[str, ...] = ()) -> Draft:
+def changed(base: Revision, numbers: range, *, attrs: tuple[str, ...] = ()) -> Draft:
     draft = Draft(base.store, base)
     for n in numbers:
         draft.put(n, packed(100 * (n + 1)))
@@ -52,41 +53,41 @@ def changed(base: Snapshot, numbers: range, *, attrs: tuple[str, ...] = ()) -> D
 # The table of decisions: the change, the frame that it changes, the facts, and the step.
 
 
-def of_part(base: Snapshot) -> ChangeSet:
+def of_part(base: Revision) -> ChangeSet:
     return changed(base, range(1, 2)).freeze()
 
 
-def of_attribute(base: Snapshot) -> ChangeSet:
+def of_attribute(base: Revision) -> ChangeSet:
     return changed(base, range(0), attrs=("x",)).freeze()
 
 
-def of_all(base: Snapshot) -> ChangeSet:
+def of_all(base: Revision) -> ChangeSet:
     return changed(base, range(NCHUNKS)).freeze()
 
 
-def of_nothing(base: Snapshot) -> ChangeSet:
+def of_nothing(base: Revision) -> ChangeSet:
     return changed(base, range(0)).freeze()
 
 
-def of_more_chunks(base: Snapshot) -> ChangeSet:
+def of_more_chunks(base: Revision) -> ChangeSet:
     draft = changed(base, range(0))
     draft.reindex([*range(NCHUNKS), -1], nbytes=8 * WIDTH * (NCHUNKS + 1))
     return draft.freeze()
 
 
-def of_no_chunks(base: Snapshot) -> ChangeSet:
+def of_no_chunks(base: Revision) -> ChangeSet:
     draft = changed(base, range(0))
     draft.reindex([], nbytes=0)
     return draft.freeze()
 
 
-def of_another_chunk_size(base: Snapshot) -> ChangeSet:
+def of_another_chunk_size(base: Revision) -> ChangeSet:
     draft = changed(base, range(0))
     draft.reindex([0], nbytes=8 * WIDTH, metalayers=(*base.frame.metalayers, ("more", b"\xc4\x00")))
     return draft.freeze()
 
 
-def compacting(base: Snapshot) -> ChangeSet:
+def compacting(base: Revision) -> ChangeSet:
     draft = changed(base, range(1, 2))
     compact(draft)
     return draft.freeze()
@@ -119,7 +120,7 @@ DECISIONS = [
     ("make", "layout", "facts", "step"), [row[1:] for row in DECISIONS], ids=[row[0] for row in DECISIONS]
 )
 def test_a_change_of_a_frame_is_committed_by_this_step(
-    make: Callable[[Snapshot], ChangeSet], layout: str, facts: Facts | str, step: CommitStep
+    make: Callable[[Revision], ChangeSet], layout: str, facts: Facts | str, step: CommitStep
 ) -> None:
     base = frame(layout)
     if isinstance(facts, str):
@@ -159,7 +160,7 @@ def zeros() -> np.ndarray:
 def test_a_file_that_would_be_mostly_dead_is_compacted_or_extended_if_that_fails() -> None:
     draws = np.random.default_rng(0)
     a = b2array.asarray(draws.random(40_000), chunks=(10_000,))
-    base = a._handle.snapshot
+    base = a._handle.revision
     draft = Draft(base.store, base)
     for n in range(3):
         draft.put(n, encode.special_chunk(Special.ZEROS, 80_000, typesize=8))

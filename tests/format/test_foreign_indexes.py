@@ -142,12 +142,12 @@ def test_a_copy_does_not_trust_the_index_of_its_source(tmp_path, layout):
     [7, {"indexes": 7}, {"indexes": {"a": 7}}, {"indexes": {"a": {"stale": True}}}, {"other": {"a": {"stale": False}}}],
 )
 def test_an_attribute_of_another_form_stays(value):
-    state = b2array.zeros(3)._handle.snapshot.state.with_attr("blosc2_indexes", encode_attr(value))
+    state = b2array.zeros(3)._handle.revision.state.with_attr("blosc2_indexes", encode_attr(value))
     assert with_stale_indexes(state) is state
 
 
 def test_a_catalog_that_cannot_be_read_stays_and_one_that_cannot_be_written_goes():
-    plain = b2array.zeros(3)._handle.snapshot.state
+    plain = b2array.zeros(3)._handle.revision.state
     damaged = plain.with_attr("blosc2_indexes", b"\xc1")
     assert with_stale_indexes(damaged) is damaged
     numbered = plain.with_attr("blosc2_indexes", b"\x81\xa7indexes\x81\xa1a\x81\x01\x02")  # {"indexes": {"a": {1: 2}}}

@@ -13,12 +13,12 @@ from lengths import examples
 
 import b2array
 from b2array import config
+from b2array.catalog import owners
 from b2array.errors import FormatError
 from b2array.format import frame, index
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, Kept, pack_state, seal, unpack_state
 from b2array.format.state import State
-from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 LARGEST = 2**40
@@ -27,7 +27,7 @@ LARGEST = 2**40
 def state_of(entries: list[tuple[int, int, int]], frame_type: FrameType) -> State:
     """Return a state whose chunks have these places, sizes and checksums."""
     made = b2array.zeros((7 * len(entries),), "u1", chunks=(7,), blocks=(3,), attrs={"unit": "K"}, dims=("x",))
-    held = snapshot.load(MemoryStore({"": made.to_bytes()})).state
+    held = owners.load(MemoryStore({"": made.to_bytes()})).state
     places, sizes, records = np.array(entries, np.int64).reshape(-1, 3).T
     all_sizes = held.sizes.copy()
     all_sizes[:, 0] = sizes

@@ -24,12 +24,12 @@ import pytest
 import b2array
 from b2array import config
 from b2array.array.array import NDArray
+from b2array.catalog.owners import load
 from b2array.commit.handle import Handle
 from b2array.format import frame
 from b2array.format.header import unpack_header
 from b2array.format.state import layers_with
 from b2array.frame import cache, read
-from b2array.frame.snapshot import load
 from b2array.store import local
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
@@ -259,7 +259,7 @@ def test_chunks_of_a_directory_may_change_under_the_same_index(tmp_path):
     with config.using(threads=1):  # so that the files have the same numbers
         for seed in (0, 1):
             array = b2array.asarray(noise(seed), url=tmp_path / str(seed), layout="sparse", **PARTS)
-            index = b"".join(without_records(array._handle.snapshot))
+            index = b"".join(without_records(array._handle.revision))
             (tmp_path / str(seed) / "chunks.b2frame").write_bytes(index)
     assert b2array.open(tmp_path / "0")[4, 30] == noise(0)[4, 30]
     for chunk in (tmp_path / "1").glob("*.chunk"):
@@ -322,7 +322,7 @@ def test_no_key_shows_a_secret(bucket, s3_options):
     b2array.asarray(noise(0), url=url, layout="contiguous", storage_options=s3_options, **PARTS)
     a = b2array.open(url, storage_options=s3_options)
     assert a[4, 30] == noise(0)[4, 30]
-    shown = repr((a._handle.snapshot.unique, list(cache.blocks._chunks)))
+    shown = repr((a._handle.revision.unique, list(cache.blocks._chunks)))
     assert len(cache.blocks._chunks) == 1
     assert not [value for value in ("key", "secret") if str(s3_options[value]) in shown]
 
@@ -432,6 +432,6 @@ def test_a_large_piece_that_a_worker_reads_stays_out_of_the_cache(tmp_path, nite
 
 def cached_blocks(a):
     """Return the blocks of an array that are in the cache."""
-    source = a._handle.snapshot
+    source = a._handle.revision
     numbers = range(a._layout.nblocks)
     return [entry for n in range(a.nchunks) for entry in cache.blocks.get_many((source.cache_key, n), numbers).values()]

@@ -17,8 +17,8 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, NDArray, SChunk
+from b2array.catalog.group_places import group_of
 from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError
-from b2array.frame.places import group_of
 
 pytestmark = pytest.mark.crossed
 

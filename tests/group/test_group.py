@@ -31,15 +31,14 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, NDArray, open_group
-from b2array.commit import apply, manifests, many
+from b2array.catalog import manifest
+from b2array.catalog.manifest import MANIFEST, Manifest, PendingStep, Row, check_name
+from b2array.catalog.names_of_members import check_new
+from b2array.commit import in_bucket, manifests, on_disk, publication
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format.kept import seal
-from b2array.frame import manifest
-from b2array.frame.manifest import MANIFEST, Entry, Manifest, Row, check_name
 from b2array.group import embedded
 from b2array.group.listed import group_at
-from b2array.group.local import LocalGroup
-from b2array.group.members import check_new
 from b2array.store.base import Stamp, Store
 from b2array.store.open import open_store
 
@@ -124,7 +123,7 @@ def test_a_group_that_replaces_another_shows_nothing_that_was_not_visible(
     changes = interrupted.__enter__()
     changes.create("secret", data=[1, 2, 3], layout=layout)
     with monkeypatch.context() as patch, group.transaction() as others:
-        patch.setattr(apply, "apply_entry", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
+        patch.setattr(publication, "publish_step", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
         del others["deleted"]
     assert [*open_group(place)] == ["kept"]
     assert [*open_group(place, "w")] == [*open_group(place)] == []
@@ -542,7 +541,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.attrs["n"] = 3
-    original = apply.apply_entry
+    original = publication.publish_step
     calls = itertools.count()
 
     def publish(*args: Any, **options: Any) -> None:
@@ -551,7 +550,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
         original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(apply, "apply_entry", publish)
+        patch.setattr(publication, "publish_step", publish)
         with growing.transaction() as changes:
             _append(changes, 5)
             changes.attrs["n"] = 8
@@ -573,7 +572,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:External leaf")  # python-blosc2 looks at what a killed writer has left
-@pytest.mark.parametrize("at", ["LocalGroup.write", "apply.apply_log", "apply.apply_entry"])
+@pytest.mark.parametrize("at", ["on_disk.write_manifest", "on_disk.publish_pending", "publication.publish_step"])
 def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     url = str(tmp_path / "group.b2d")
     group = open_group(url, "w")
@@ -582,15 +581,14 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     script = f"""
 import os
 from b2array import open_group
-from b2array.commit import apply
-from b2array.group.local import LocalGroup
+from b2array.commit import on_disk, publication
 group = open_group({url!r}, "r+")
 calls = 0
 original = {at}
 def killed(*args, **options):
     global calls
     calls += armed
-    if calls > {int(at == "apply.apply_entry")}:
+    if calls > {int(at == "publication.publish_step")}:
         os._exit(9)
     return original(*args, **options)
 armed = 0
@@ -603,7 +601,7 @@ with group.transaction() as changes:
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert done.returncode == 9
-    committed = at != "LocalGroup.write"
+    committed = at != "on_disk.write_manifest"
     for mode in ("r", "r+"):
         found = open_group(url, mode)
         assert [found[name][...].sum() for name in ("level", "time")] == [5 * committed] * 2
@@ -1107,9 +1105,9 @@ _listed = Manifest(
     "ab",
     3,
     {
-        "a/b.b2nd": Entry("patch", "ab", "cd", b"header"),
-        "c.b2nd": Entry("frame", "", "cd", _TOKEN),
-        "embed.b2e/d": Entry("delete", "ab", "", _TOKEN),
+        "a/b.b2nd": PendingStep("patch", "ab", "cd", b"header"),
+        "c.b2nd": PendingStep("frame", "", "cd", _TOKEN),
+        "embed.b2e": PendingStep("patch", "ab", "cd", b"header"),
     },
     gone={"e.b2nd": 5},
 )
@@ -1295,7 +1293,7 @@ def test_a_tree_of_many_members_opens_none_of_them(tmp_path: Path, monkeypatch: 
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"not even a frame")
     group = open_group(tmp_path)
-    monkeypatch.setattr(b2array.frame.snapshot, "load", None)
+    monkeypatch.setattr(b2array.catalog.owners, "load", None)
     assert len(group.tree().splitlines()) == 1 + 7 + 300
     assert len(group) == 7
     assert len(group["g3"]) == 43
@@ -1364,7 +1362,7 @@ def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypa
     url = f"memory://test-writers-{next(_serials)}.b2d"
     group = open_group(url, "w")
     group.create("x", data=[1])
-    original = many.replace_manifest
+    original = in_bucket.replace_manifest
     names = iter(["other1", "other2", "other3"])
 
     def write(*args: object, **options: object) -> object:
@@ -1373,7 +1371,7 @@ def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypa
             break
         return original(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(many, "replace_manifest", write)
+    monkeypatch.setattr(in_bucket, "replace_manifest", write)
     group.create("y", data=[1])
     with group.transaction() as changes:
         changes["x"][0] = 2
@@ -1597,7 +1595,7 @@ def test_a_failure_after_the_commit_leaves_what_was_committed(
     with growing.transaction() as changes:
         _append(changes, 2)
         changes.create("new", data=[1])
-        monkeypatch.setattr(LocalGroup, "current", fail)
+        monkeypatch.setattr(on_disk, "load_local_member", fail)
     monkeypatch.undo()
     found = open_group(url)
     assert _grown(found) == (5, 5)

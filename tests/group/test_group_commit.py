@@ -28,9 +28,9 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
-from b2array.commit import apply, manifests
+from b2array.catalog import known_manifests as catalog
+from b2array.commit import manifests, on_disk, publication
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.frame import catalog
 from b2array.store import base, disk
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
@@ -668,12 +668,12 @@ def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_
     """Two transactions are killed right after their commits, one before the writer begins, and one while he writes."""
     if place.kind != "local":
         pytest.skip("nothing waits to be carried out in an object store")
-    settle, doomed = apply.apply_log, threading.local()
+    settle, doomed = on_disk.publish_pending, threading.local()
 
-    def settle_or_die(store_of: Any, log: Any, **options: Any) -> Any:
-        if len(log) == vars(doomed).get("members"):
+    def settle_or_die(group: Any, manifest: Any, **options: Any) -> Any:
+        if len(manifest.log) == vars(doomed).get("members"):
             raise Killed
-        return settle(store_of, log, **options)
+        return settle(group, manifest, **options)
 
     def replace_and_die(group: Group, *names: str) -> None:
         doomed.members = len(names)
@@ -690,7 +690,7 @@ def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_
             replace_and_die(open_group(group.url, "r+"), "a/again")
         return group
 
-    monkeypatch.setattr(apply, "apply_log", settle_or_die)
+    monkeypatch.setattr(on_disk, "publish_pending", settle_or_die)
     names = place.operations.watch(partial(_last_item, (group := begun()).url, name, way, group))
     for at in sampled(range(len(names)), 3):
         group = begun()
@@ -715,13 +715,13 @@ def test_a_reader_who_meets_a_replacement_never_gets_what_goes_after_what_comes(
     def committed() -> Group:
         group = place.prepared()
         with monkeypatch.context() as patch, suppress(Killed):
-            patch.setattr(apply, "apply_entry", _die)
+            patch.setattr(publication, "publish_step", _die)
             _replace(group, "time", "level")
         return open_group(group.url)
 
     def carry_out(url: str) -> None:
         with monkeypatch.context() as patch, suppress(Killed):
-            patch.setattr(apply, "discard", _die)
+            patch.setattr(publication, "discard", _die)
             open_group(url, "r+")
 
     def read(group: Group) -> None:
@@ -745,7 +745,7 @@ def test_a_transaction_that_opens_what_a_killed_one_has_changed_and_another_one_
 
     def commit_alone(url: str) -> None:
         with monkeypatch.context() as patch, suppress(Killed):
-            patch.setattr(apply, "apply_entry", _die)
+            patch.setattr(publication, "publish_step", _die)
             with open_group(url, "r+").transaction() as changes:
                 changes["time"][1] = 60
                 changes["level"][1] = 60
@@ -780,7 +780,7 @@ def test_a_reader_of_a_commit_that_waits_goes_on_with_it_when_it_is_carried_out(
     group = place.prepared()
     promised = open_group(group.url).arrays()[name]
     with monkeypatch.context() as patch, suppress(Killed):
-        patch.setattr(apply, "apply_entry", _die)
+        patch.setattr(publication, "publish_step", _die)
         with group.transaction() as changes:
             for each in ("time", "level"):
                 if way == "changed":
@@ -823,12 +823,12 @@ def test_who_makes_an_array_by_its_own_url_takes_no_place_from_a_commit_that_com
 ) -> None:
     """A transaction makes an array of the same name, and is killed right after its commit."""
     place = Place("local", tmp_path, monkeypatch)
-    settle, doomed = apply.apply_log, threading.local()
+    settle, doomed = on_disk.publish_pending, threading.local()
 
-    def settle_or_die(store_of: Any, log: Any, **options: Any) -> Any:
-        if log and vars(doomed):
+    def settle_or_die(group: Any, manifest: Any, **options: Any) -> Any:
+        if manifest.log and vars(doomed):
             raise Killed
-        return settle(store_of, log, **options)
+        return settle(group, manifest, **options)
 
     def make(url: str) -> None:
         b2array.asarray(np.full(8, 1), url=f"{url}/new.b2nd", chunks=(4,), layout=layout)
@@ -839,7 +839,7 @@ def test_who_makes_an_array_by_its_own_url_takes_no_place_from_a_commit_that_com
             for name in ("new", "beside"):
                 changes.create(name, data=np.full(8, 2), chunks=(4,), layout=layout)
 
-    monkeypatch.setattr(apply, "apply_log", settle_or_die)
+    monkeypatch.setattr(on_disk, "publish_pending", settle_or_die)
     names = place.operations.watch(partial(make, place.prepared().url))
     for at in sampled(range(len(names) + 1), 1):
         group, refused = place.prepared(), []

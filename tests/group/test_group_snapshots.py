@@ -27,6 +27,7 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
+from b2array.catalog import intact
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -35,7 +36,6 @@ from b2array.errors import (
     SnapshotLostError,
     UnsupportedError,
 )
-from b2array.frame import kept
 from b2array.group.snapshots import GroupDiff
 from b2array.store import base
 from b2array.store.open import open_store
@@ -652,14 +652,14 @@ def test_a_member_that_is_deleted_while_its_state_is_opened_is_found_where_it_wa
     noise = np.random.default_rng(0).bytes(5000)  # so that the index of the state is an object by itself
     group.create("a", data=np.ones((4, 100)), chunks=(1, 100), layout="sparse", attrs={"noise": noise})
     group.snapshot("then")
-    then, original = where.open(at="then"), kept.load_intact_state
+    then, original = where.open(at="then"), intact.load_intact_state
 
     def meanwhile(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(kept, "load_intact_state", original)
+        monkeypatch.setattr(intact, "load_intact_state", original)
         del where.open("r+")["a"]
         return original(*args, **options)
 
-    monkeypatch.setattr(kept, "load_intact_state", meanwhile)
+    monkeypatch.setattr(intact, "load_intact_state", meanwhile)
     assert then["a"][0, 0] == 1
 
 

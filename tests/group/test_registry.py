@@ -128,11 +128,11 @@ def test_a_killed_writer_leaves_the_list_to_the_next_one(tmp_path: Path, monkeyp
     with blosc2.TreeStore(str(url), mode="w") as store:
         store["/t"], store["/u"] = new_table(1), new_table(2)
 
-    def fail(*_: Any) -> bool:
+    def fail(*_: Any, **__: Any) -> bool:
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("b2array.group.embedded.note_tables", fail)
+        patch.setattr("b2array.commit.on_disk.publish_pending", fail)
         with b2array.open_group(url, "r+") as group:
             del group["t"]
     assert list(b2array.open_group(url)) == ["u"]

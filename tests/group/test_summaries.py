@@ -21,11 +21,12 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, open_group
+from b2array.catalog import owners
+from b2array.catalog.manifest import MANIFEST, Manifest, Row
 from b2array.commit.cursor import Promised
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
-from b2array.frame import snapshot
-from b2array.frame.manifest import MANIFEST, Manifest, Row
+from b2array.frame import revision
 from b2array.group.listed import AnyGroup
 from b2array.store.local import LocalStore
 
@@ -62,13 +63,13 @@ def _records(group: Group) -> dict[str, Any]:
 def _loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the URL of each frame that is read."""
     loaded: list[str] = []
-    original = snapshot._parse
+    original = revision._parse
 
     def parse(store: Any, *args: Any, **kwargs: Any) -> Any:
         loaded.append(store.url.rpartition("/")[2])
         return original(store, *args, **kwargs)
 
-    monkeypatch.setattr(snapshot, "_parse", parse)
+    monkeypatch.setattr(revision, "_parse", parse)
     return loaded
 
 
@@ -259,7 +260,7 @@ def test_a_manifest_whose_summaries_are_no_bytes_is_refused() -> None:
         Manifest.unpack(replace(good, summaries=[1]).pack())  # type: ignore[arg-type]
 
 
-_held = snapshot.load(
+_held = owners.load(
     b2array.asarray(_DATA, chunks=(3, 2), blocks=(3, 2), dims=("t", None), attrs={"unit": "K"})._handle.store
 )
 _record = summary.pack(_held.state, _held.header)

@@ -12,11 +12,10 @@ import pytest
 
 from b2array import open_group
 from b2array.errors import ConflictError
-from b2array.group.changing import AnyTransaction, begin
+from b2array.group.changing import begin
 from b2array.group.fork import GroupFork
 from b2array.group.listed import group_at
-from b2array.group.local_transaction import LocalTransaction
-from b2array.group.rows import RowTransaction
+from b2array.group.transaction import Transaction
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -29,13 +28,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def changes(url: str) -> AnyTransaction:
+def changes(url: str) -> Transaction:
     """A transaction of the group."""
     return begin(group_at(url, {}))
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_an_ended_transaction_refuses_changes(changes: AnyTransaction, end: str) -> None:
+def test_an_ended_transaction_refuses_changes(changes: Transaction, end: str) -> None:
     path = changes.members()["x"]
     getattr(changes, end)()
     for refused in (
@@ -48,12 +47,12 @@ def test_an_ended_transaction_refuses_changes(changes: AnyTransaction, end: str)
             refused()
 
 
-def test_a_transaction_is_not_pickled(changes: AnyTransaction) -> None:
+def test_a_transaction_is_not_pickled(changes: Transaction) -> None:
     with pytest.raises(ValueError, match="with a transaction under way cannot be pickled"):
         pickle.dumps(changes)
 
 
-def test_a_member_that_is_put_back_stays(url: str, changes: AnyTransaction) -> None:
+def test_a_member_that_is_put_back_stays(url: str, changes: Transaction) -> None:
     members = dict(changes.members())
     changes.remove(members)
     assert {**changes.members()} == {}
@@ -71,7 +70,7 @@ def test_members_below_a_prefix_are_deleted_first(url: str) -> None:
     assert "z/x" in open_group(url)
 
 
-@pytest.mark.parametrize("kind", [LocalTransaction, RowTransaction, GroupFork])
+@pytest.mark.parametrize("kind", [Transaction, GroupFork])
 def test_what_collects_changes_of_a_group_stays_small(kind: type) -> None:
     """The counts include inherited methods and fields. Nobody can understand a class that does everything."""
     methods: set[str] = set()

@@ -22,11 +22,11 @@ from clouds import Cloud
 
 import b2array
 from b2array import config, open_group
-from b2array.commit import apply
+from b2array.catalog.manifest import Manifest
+from b2array.commit import on_disk, publication
 from b2array.commit.one import frame_lock
 from b2array.errors import ConflictError
 from b2array.format import summary
-from b2array.frame.manifest import Manifest
 from b2array.group.local import LocalGroup
 from b2array.store import disk, links
 from b2array.store.local import LocalStore
@@ -55,7 +55,7 @@ def killed_after_the_commit(url: str, change: Callable[[b2array.Group], object])
     """Let a writer be killed when its transaction is committed and nothing of it was carried out."""
 
     def task() -> None:
-        apply.apply_entry = lambda *_, **__: os._exit(0)
+        publication.publish_step = lambda *_, **__: os._exit(0)
         with open_group(url, "r+").transaction() as changes:
             change(changes)
 
@@ -131,7 +131,7 @@ def test_a_writer_that_is_killed_while_it_makes_a_member_hides_no_other_one(tmp_
     open_group(url, "w")
 
     def made_and_killed() -> None:
-        LocalGroup.write = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        on_disk.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         with open_group(url, "r+").transaction() as changes:
             changes.create("a", data=np.zeros(5))
 
@@ -221,12 +221,12 @@ def test_an_array_that_is_made_by_its_own_url_takes_no_place_from_a_commit_that_
 def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tmp_path: Path) -> None:
     manifest, kept = Path(pair, ".b2group"), tmp_path / "kept"
 
-    def write_and_die(directory: LocalGroup, *args: Any, write: Any = LocalGroup.write, **options: Any) -> None:
-        write(directory, *args, **options)
+    def write_and_die(*args: Any, write: Any = on_disk.write_manifest, **options: Any) -> None:
+        write(*args, **options)
         os._exit(0)
 
     def task() -> None:
-        LocalGroup.write = write_and_die
+        on_disk.write_manifest = write_and_die
         with open_group(pair, "r+").transaction() as changes:
             fill(8)(changes)
 
@@ -486,7 +486,7 @@ def test_a_handle_goes_on_after_a_commit_that_could_not_be_carried_out_at_once(
         array = changes[name] if name == "x" else changes.create(name, data=np.zeros(8), chunks=(4,), layout=layout)
         array[2] = 50
         changes.attrs["n"] = 1
-        full.setattr(apply, "apply_entry", fail)
+        full.setattr(publication, "publish_step", fail)
     if others_first:
         open_group(url, "r+").attrs["carried"] = "out"
     array[0], array[5] = 77, 78
@@ -749,7 +749,7 @@ def test_an_array_that_was_opened_where_it_waited_for_its_place_is_read_when_it_
         raise OSError
 
     with monkeypatch.context() as slow:
-        slow.setattr(apply, "apply_entry", stopped)
+        slow.setattr(publication, "publish_step", stopped)
         with group.transaction() as changes:
             del changes["x"]
             changes.create("x", data=np.ones(ROWS), chunks=(2, 50), layout=layout)
@@ -890,7 +890,7 @@ def test_a_member_that_was_deleted_does_not_come_back_because_a_killed_writer_ha
     make(url, "y", layout)
 
     def made_and_killed() -> None:
-        apply.discard = lambda *_, **__: os._exit(0)  # the new member has its place by then
+        publication.discard = lambda *_, **__: os._exit(0)  # the new member has its place by then
         with open_group(url, "r+").transaction() as changes:
             changes.create("x", data=np.ones(ROWS), layout=layout)
 
@@ -918,15 +918,15 @@ def test_a_backup_that_somebody_restores_stays_although_a_killed_writer_has_left
                 group[name][...] = 7
 
     def killed() -> None:
-        settle = apply.apply_log
+        settle = on_disk.publish_pending
 
-        def settled(store_of: Any, log: Any, **options: Any) -> Any:
-            left = settle(store_of, log, **options)
-            if log:
+        def settled(group: Any, manifest: Any, **options: Any) -> Any:
+            left = settle(group, manifest, **options)
+            if manifest.log:
                 os._exit(0)
             return left
 
-        apply.apply_log = settled
+        on_disk.publish_pending = settled
         with open_group(pair, "r+").transaction() as changes:
             change(changes)
 

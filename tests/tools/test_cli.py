@@ -23,7 +23,7 @@ import pytest
 
 import b2array
 from b2array import __main__, bloscpack
-from b2array.frame import snapshot
+from b2array.catalog import owners
 from b2array.grid.chunking import automatic
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
@@ -369,10 +369,10 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     a = b2array.zeros((40, 40), url=tmp_path / "x", chunks=(10, 10), blocks=(5, 5), layout=layout)
     a[...] = rng.random((40, 40))
-    held = snapshot.load(open_store(tmp_path / "x"))
+    held = owners.load(open_store(tmp_path / "x"))
     before = anatomy.survey(held)
     a[:10] = rng.random((10, 40))
-    after = anatomy.survey(snapshot.load(open_store(tmp_path / "x")))
+    after = anatomy.survey(owners.load(open_store(tmp_path / "x")))
     if layout == "sparse":
         assert before.dead == 0
     assert after.dead >= before.dead + sum(each.cbytes for each in before.chunks[:4])
@@ -383,7 +383,7 @@ def test_every_byte_is_accounted_for(layout: str, tmp_path: Path) -> None:
 def test_chunks_of_one_repeated_value_take_no_more_than_they_take(layout: str, tmp_path: Path) -> None:
     data = np.full((40, 40), 2.5)
     b2array.asarray(data, url=tmp_path / "x", chunks=(10, 10), blocks=(5, 5), layout=layout).close()
-    sizes = anatomy.survey(snapshot.load(open_store(tmp_path / "x")))
+    sizes = anatomy.survey(owners.load(open_store(tmp_path / "x")))
     assert {each.special for each in sizes.chunks} == {"value"}
     assert (sizes.dead, sizes.total) == (0, sizes.frame + sizes.live)
 

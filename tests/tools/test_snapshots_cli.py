@@ -21,10 +21,10 @@ from damage import flip, kinds
 import b2array
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import Keep
+from b2array.catalog.manifest import RETIRED
 from b2array.errors import ConflictError
 from b2array.format.kept import KEPT, Kept, Ledger
-from b2array.frame.manifest import RETIRED
-from b2array.frame.snapshot import load_kept_state
+from b2array.frame.kept_states import load_kept_state
 from b2array.store.open import open_store
 
 Run = Callable[..., tuple[int, str, str]]
@@ -448,7 +448,7 @@ def test_a_copy_of_a_group_at_a_snapshot_is_exactly_its_state(command: str, endi
 
 def _damage_kept_index(url: str) -> None:
     """Change a byte of the index that an array keeps for its snapshot."""
-    held = b2array.open(url)._handle.snapshot
+    held = b2array.open(url)._handle.revision
     (entry,) = Ledger.unpack(held.state.annotations.kept).entries
     if held.sparse:
         (file,) = Path(url).glob(f"*{KEPT}")
@@ -477,7 +477,7 @@ def test_verify_at_a_snapshot_looks_at_its_chunks_alone(run: Run) -> None:
     a = b2array.asarray(X, url="a.b2nd", chunks=(10, 10), layout="sparse")
     a.snapshot("one")
     a[0, 0] = 7
-    held = b2array.open("a.b2nd")._handle.snapshot
+    held = b2array.open("a.b2nd")._handle.revision
     numbers = [int(state.frame.offsets[0]) for state in (load_kept_state(held, "one"), held)]
     files = [Path("a.b2nd", f"{number:08X}.chunk") for number in numbers]
     whole = files[1].read_bytes()
@@ -568,7 +568,7 @@ def _with_hostile_texts(url: str) -> None:
     """Give an array a snapshot whose name and message steer a terminal, as another program could."""
     a = b2array.asarray(X, url=url)
     a.snapshot("harmless")
-    ledger = Ledger.unpack(a._handle.snapshot.state.annotations.kept)
+    ledger = Ledger.unpack(a._handle.revision.state.annotations.kept)
     (entry,) = ledger.entries
     hostile = Kept(**{name: getattr(entry, name) for name in Kept.__dataclass_fields__} | {"name": RAW, "message": RAW})
     for attempt in a._handle.attempts():

@@ -11,12 +11,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from b2array.catalog.ledgers import MemberState
+from b2array.catalog.owners import ALONE
 from b2array.errors import FormatError, prefix_errors
 from b2array.format.kept import DIGEST_NBYTES, Kept, name_for_group, unpack_state
 from b2array.format.state import State
 from b2array.frame.fetch import fetch, read_chunks
-from b2array.frame.listing import MemberState
-from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_state, lost_snapshot
+from b2array.frame.kept_states import ledger_in, load_kept_state
+from b2array.frame.revision import Revision, lost_snapshot
 from b2array.frame.source import ChunkRequest, Source
 
 __all__ = ["find_intact_state", "find_state", "is_suspect", "load_intact_state", "require_intact"]
@@ -25,7 +27,7 @@ _AT_ONCE = 256
 """`require_intact` reads the heads of so many chunks together."""
 
 
-def load_intact_state(revision: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
+def load_intact_state(revision: Revision, name: str, *, deep: bool = False) -> Revision:
     """Load a state that a frame keeps under a name, and check its chunks if other software has changed the frame.
 
     If other software has changed the frame since, this compares the head of each chunk with its checksum, and the whole
@@ -41,13 +43,13 @@ def load_intact_state(revision: Snapshot, name: str, *, deep: bool = False) -> S
 
 
 def find_state(
-    revision: Snapshot,
+    revision: Revision,
     state: MemberState,
     group: bytes,
     title: str = "",
     *,
     is_same: bool = False,
-) -> Snapshot | None:
+) -> Revision | None:
     """Load a state that a snapshot of a local group names, given the member's frame; None if it is another frame.
 
     This reads only the index of the state. With `is_same`, the caller knows that the frame is the same one. Raises what
@@ -74,19 +76,19 @@ def find_state(
     if not is_same and unpacked.annotations.identity != revision.state.annotations.identity:
         return None
     packed = replace(packed, suspect=is_suspect(revision, unpacked))
-    return Snapshot(
+    return Revision(
         revision.store,
         unpacked,
         revision.start,
         revision.expected_version or revision.version,
         state.generation.hex(),
+        revision.owner if revision.owner.may_move else ALONE,
         revision.unique,
         at=packed,
-        again=revision.again,
     )
 
 
-def is_suspect(revision: Snapshot, earlier: State) -> bool:
+def is_suspect(revision: Revision, earlier: State) -> bool:
     """Whether other software may have overwritten chunks of an earlier state, given the frame's present state."""
     now = revision.state.annotations
     then = earlier.annotations
@@ -96,13 +98,13 @@ def is_suspect(revision: Snapshot, earlier: State) -> bool:
 
 
 def find_intact_state(
-    revision: Snapshot,
+    revision: Revision,
     state: MemberState,
     group: bytes,
     title: str,
     *,
     deep: bool = False,
-) -> Snapshot | None:
+) -> Revision | None:
     """Load a state like `find_state`; if other software has changed the frame, check that the chunks are intact.
 
     With `deep`, this check compares the whole of each chunk. Otherwise, it compares the head of each chunk that is not

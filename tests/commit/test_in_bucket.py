@@ -18,11 +18,11 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import open_group
-from b2array.commit import many
+from b2array.catalog.known_manifests import read_manifest
+from b2array.catalog.manifest import MANIFEST, Manifest
+from b2array.catalog.redo import inspect_place
+from b2array.commit import in_bucket
 from b2array.errors import ConflictError, FormatError
-from b2array.frame.catalog import read_manifest
-from b2array.frame.log import inspect_place
-from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store import base
 from b2array.store.open import open_store
 
@@ -398,7 +398,7 @@ def test_a_member_that_is_deleted_by_a_killed_writer_cannot_be_opened_or_written
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(many, "_publish", die)
+        patch.setattr(in_bucket.Bucket, "publish", die)
         with suppress(Killed):
             change(open_group(url, "r+"))
     assert by_url(url, "x") == FIRST.get(change)
@@ -447,16 +447,18 @@ def test_a_lost_answer_below_another_commit_leaves_nothing_of_a_deleted_member(
 ) -> None:
     made(url, layout)
     group, other = open_group(url, "r+"), open_group(url, "r+")
-    replaced, lost = many.replace_manifest, [True]
+    kind, lost = type(open_store(url)), [True]
+    replaced = kind.replace
 
-    def lose(*arguments: Any) -> None:
-        replaced(*arguments)
-        if lost:
+    def lose(store: Any, name: str, *arguments: Any, **options: Any) -> Any:
+        stamp = replaced(store, name, *arguments, **options)
+        if name == MANIFEST and lost:
             lost.clear()
             other["y"][1] = 8
             raise ConflictError("the answer was lost; the repeated request was refused")
+        return stamp
 
-    monkeypatch.setattr(many, "replace_manifest", lose)
+    monkeypatch.setattr(kind, "replace", lose)
     del group["x"]
     assert by_url(url, "x") is None
     assert not [path for path in open_store(url).walk() if path in ("x.b2nd", "x.b2nd/chunks.b2frame")]

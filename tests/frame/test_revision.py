@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from lengths import examples
 
 import b2array
+from b2array.catalog.owners import load
 from b2array.codec import encode
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.header import FrameType
 from b2array.frame.fetch import fetch
-from b2array.frame.snapshot import ledger_in, load, load_kept_states
+from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.source import ChunkRequest, Location
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import cut, open_store

@@ -1,4 +1,4 @@
-"""The locks of local frames, for writers that do not know the group around a frame.
+"""The locks of local frames, for writers that do not know the groups around a frame.
 
 A commit of a group writes the manifest, and then each member. A writer of one member must not write between these
 steps. So `writers_lock` takes the lock of the member, after applying the entry that the manifest may have for the
@@ -7,27 +7,31 @@ frame in the place.
 
 A thread takes the lock of the manifest first, and then the locks of members. A thread that holds the lock of a member
 never waits for the lock of the manifest.
+
+A writer that destroys bytes holds the locks of all manifests around the frame, so that nobody makes a snapshot of these
+bytes meanwhile. `manifests_lock` waits for the locks. `try_manifests_lock` takes them only if they are free, because
+its caller already holds the lock of the member.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from io import FileIO
 
-from b2array.commit.apply import apply_entry
-from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.frame.catalog import read_manifest
-from b2array.frame.log import action_of
-from b2array.frame.manifest import EMBEDDED, MANIFEST, Entry
+from b2array.catalog.known_manifests import read_manifest
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, PendingStep
+from b2array.catalog.needs import groups_above, local_groups
+from b2array.catalog.redo import LocalMember, action_of
+from b2array.commit.publication import publish_step
+from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.store.base import MISSING, Store
-from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.locks import holds_locks
 
-__all__ = ["groups_above", "makers_lock", "writers_lock"]
+__all__ = ["makers_lock", "manifests_lock", "publish_waiting", "try_manifests_lock", "writers_lock"]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
@@ -86,33 +90,27 @@ def _once_nothing_waits(
         _apply(*waiting)
 
 
-def _apply(group: str, path: str, entry: Entry) -> None:
+def publish_waiting(owner: LocalMember) -> None:
+    """Put a new frame that waits for it into the place of a member, so that a writer finds the frame there.
+
+    No writer may change a frame that waits in another place. If no new frame waits, this does nothing.
+    """
+    entry = _log_of(owner.group).get(owner.path)
+    if entry is not None and entry.kind == "frame":
+        _apply(owner.group, owner.path, entry)
+
+
+def _apply(group: Store, path: str, entry: PendingStep) -> None:
     """Take the lock of a local group's manifest, if this thread does not hold it, and apply an entry of its log."""
-    store = LocalStore(group)
-    with nullcontext() if store.holds_lock() else store.lock(MANIFEST):
-        apply_entry(store.below, path, entry)
+    is_locked = isinstance(group, LocalStore) and group.holds_lock()
+    with nullcontext() if is_locked else group.lock(MANIFEST):
+        publish_step(group, path, entry)
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
     """Release the lock of a local file, which was taken at once. Other locks are taken only when their block begins."""
     if isinstance(lock, FileIO):
         lock.close()
-
-
-def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tuple[str, str]]:
-    """Look for files, and yield the local groups that a path leads through, with the path of the frame in each.
-
-    The innermost group comes first. `marks` are the names of files that mark a directory as a group.
-    """
-    if place.endswith(TEMPORARY):  # no log and no snapshot names the temporary places next to members
-        return
-    inner, group = place, os.path.dirname(place)
-    while group != inner:
-        for mark in marks:
-            if os.path.exists(os.path.join(group, mark)):
-                yield group, place.removeprefix(group).lstrip(os.sep).replace(os.sep, "/")
-                break
-        inner, group = group, os.path.dirname(group)
 
 
 def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str, str] | None:
@@ -126,7 +124,7 @@ def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str
     return next(groups_above(place, marks), None)
 
 
-def _waiting(store: Store) -> tuple[str, str, Entry] | None:
+def _waiting(store: Store) -> tuple[Store, str, PendingStep] | None:
     """Read the log of the group around a local frame: return the group, the frame's path there, and its waiting entry.
 
     None if no entry waits to be applied, or the manifest cannot be read.
@@ -134,15 +132,16 @@ def _waiting(store: Store) -> tuple[str, str, Entry] | None:
     around = _group_around(store)
     if around is None:
         return None
-    group, path = around
+    url, path = around
+    group = LocalStore(url)
     with suppress(*_UNREADABLE, *MISSING):  # readers cannot read such a group, either
-        entry = _log_of(LocalStore(group)).get(path)
-        if entry is not None and action_of(entry, LocalStore(group).below, path)[1].is_pending:
+        entry = _log_of(group).get(path)
+        if entry is not None and action_of(entry, group.below, path)[1].is_pending:
             return group, path, entry
     return None
 
 
-def _read_log(group: LocalStore) -> Mapping[str, Entry]:
+def _read_log(group: Store) -> Mapping[str, PendingStep]:
     """Read the log of a local group. UnsupportedError: the group was copied from an object store."""
     manifest, _ = read_manifest(group, versioned=False)
     if manifest.rows is not None:
@@ -153,7 +152,7 @@ def _read_log(group: LocalStore) -> Mapping[str, Entry]:
     return manifest.log
 
 
-def _log_of(group: LocalStore) -> Mapping[str, Entry]:
+def _log_of(group: Store) -> Mapping[str, PendingStep]:
     """Return the log of a local group; read it unless the manifest is the one that was read last time."""
     (head,) = group.head([MANIFEST], 1)
     # Right after a change, a second change might leave the same times, so do not use the cache.
@@ -163,6 +162,60 @@ def _log_of(group: LocalStore) -> Mapping[str, Entry]:
 
 
 @lru_cache(maxsize=16)
-def _known_log(url: str, unique: str) -> Mapping[str, Entry]:  # noqa: ARG001 - it tells states of the manifest apart
+def _known_log(url: str, unique: str) -> Mapping[str, PendingStep]:  # noqa: ARG001 - it tells states of the manifest apart
     """Read the log of a local group once for each state of the manifest, which `unique` identifies."""
     return _read_log(LocalStore(url))
+
+
+# The locks for destroying states that snapshots need.
+
+
+@contextmanager
+def try_manifests_lock(store: Store) -> Iterator[bool]:
+    """Take the locks of the manifests around a frame if they are free; yield whether this thread holds all of them.
+
+    This never waits, because the caller holds the lock of the frame, and the holder of a manifest's lock may be waiting
+    for the frame.
+    """
+    with ExitStack() as locks:
+        yield all(_try_lock(group, locks) for group, _ in local_groups(store))
+
+
+def _try_lock(url: str, locks: ExitStack) -> bool:
+    """Take the lock of a manifest if it is free, and add it to `locks`; return whether states may be destroyed.
+
+    If this thread holds the lock already, that is enough. Without permission to lock, the group must have no snapshots.
+    """
+    group = LocalStore(url)
+    if group.holds_lock():
+        return True
+    try:
+        lock = group.lock_if_free(inside=True)
+    except PermissionError:
+        # The user may write to the member but not to the group. A group without snapshots needs no lock: its first
+        # snapshot takes the locks of all members.
+        manifest, _ = read_manifest(group, versioned=False)
+        return not manifest.kept
+    if lock is None:
+        return False
+    locks.callback(lock.close)
+    return True
+
+
+@contextmanager
+def manifests_lock(store: Store) -> Iterator[None]:
+    """Wait for the locks of the manifests around a frame, and hold them.
+
+    ConflictError: this thread holds a lock already, and another writer holds the lock of a manifest. Then this thread
+    does not wait, because that writer may be waiting for it.
+    """
+    may_wait = not holds_locks()
+    with ExitStack() as locks:
+        # Every writer takes the locks from the outermost group inward, so that no two writers wait for each other.
+        for url, _ in reversed(local_groups(store)):
+            group = LocalStore(url)
+            if may_wait and not group.holds_lock():
+                locks.enter_context(group.lock(MANIFEST))
+            elif not _try_lock(url, locks):
+                raise ConflictError(f"{group.url}: another writer is at work")
+        yield

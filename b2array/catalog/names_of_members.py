@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Self
 
-from b2array.frame.manifest import ATTRS, is_file_of_group, is_member_name
+from b2array.catalog.manifest import ATTRS, is_file_of_group, is_member_name
 
 __all__ = ["Members", "check_new"]
 

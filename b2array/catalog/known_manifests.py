@@ -6,11 +6,11 @@ from collections import OrderedDict
 from typing import Any, TypeAlias
 
 from b2array import config
+from b2array.catalog.manifest import MANIFEST, Manifest
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, prefix_error
-from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import MISSING, Store, Version
 
-__all__ = ["Catalog", "another_group", "read_manifest", "remember_manifest"]
+__all__ = ["KnownManifest", "another_group", "read_manifest", "remember_manifest"]
 
 _SHORT = 2**16
 """This process remembers manifests of at most this many bytes by their content."""
@@ -95,7 +95,7 @@ def another_group(url: str) -> ConflictError:
     return ConflictError(f"{url} is not the group any more that was opened there; open it again")
 
 
-class Catalog:
+class KnownManifest:
     """The manifest of a group in an object store, as this process last saw it.
 
     The handles of a group's members share a catalog. After a commit through one of them, the next commit does not need

@@ -11,12 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from b2array.errors import FormatError, UnsupportedError, prefix_errors
-from b2array.format import summary
-from b2array.format.attributes import decode_attr
-from b2array.format.state import State
-from b2array.frame.log import inspect_place
-from b2array.frame.manifest import (
+from b2array.catalog.manifest import (
     EMBEDDED,
     Manifest,
     Row,
@@ -26,7 +21,12 @@ from b2array.frame.manifest import (
     refuse_other_names,
     require_member_name,
 )
-from b2array.frame.snapshot import load_published
+from b2array.catalog.owners import load_published
+from b2array.catalog.redo import inspect_place
+from b2array.errors import FormatError, UnsupportedError, prefix_errors
+from b2array.format import summary
+from b2array.format.attributes import decode_attr
+from b2array.format.state import State
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.commit.apply import apply_entry
-from b2array.frame.log import TABLE, Action, Occupant, Standing, action_of, inspect_place, read_member
-from b2array.frame.manifest import Entry, Kind, Manifest, staged_path
+from b2array.catalog.manifest import Kind, Manifest, PendingStep, staged_path
+from b2array.catalog.redo import TABLE, Action, Occupant, Standing, action_of, inspect_place, read_member
+from b2array.commit.publication import publish_step
 from b2array.store.local import LocalStore
 
 TOKEN = "0123456789abcdef"
@@ -52,7 +52,7 @@ class Group:
         after = inspect_place(LocalStore(str(self.place)))
         self._copy(self.place, self.new / "m.b2nd")
         header = b"" if after.frame is None else after.frame.header
-        self.entry = Entry(
+        self.entry = PendingStep(
             kind,
             self._named(before),
             "" if kind == "delete" else after.state,
@@ -184,7 +184,7 @@ def test_an_entry_does_what_the_table_says(
     assert group.files() == before  # a look changes nothing
 
     for _ in range(2):  # the second time, there is nothing to do
-        apply_entry(group.store_of, "m.b2nd", group.entry)
+        publish_step(LocalStore(str(group.root)), "m.b2nd", group.entry)
         if action in (Action.WRITE, Action.PUT):
             np.testing.assert_array_equal(group.value(), group.values_after)
             assert inspect_place(LocalStore(str(group.place))).state == group.entry.after
@@ -199,7 +199,7 @@ def test_an_entry_does_what_the_table_says(
 def test_a_write_to_a_frame_that_an_entry_deletes_does_not_save_it(prepared: Callable[..., Group], kind: Kind) -> None:
     group = prepared(kind, Standing.BEFORE, staged=kind == "frame")
     b2array.open(group.place, "r+")[0] = 55
-    apply_entry(group.store_of, "m.b2nd", group.entry)
+    publish_step(LocalStore(str(group.root)), "m.b2nd", group.entry)
     if kind == "delete":
         assert group.files() == {}
     else:
@@ -210,7 +210,7 @@ def test_a_write_to_a_frame_that_an_entry_deletes_does_not_save_it(prepared: Cal
 def test_a_later_write_to_a_member_wins_over_its_entry(prepared: Callable[..., Group], kind: Kind) -> None:
     group = prepared(kind, Standing.BEFORE, staged=False)
     b2array.open(group.place, "r+")[0] = 55
-    apply_entry(group.store_of, "m.b2nd", group.entry)
+    publish_step(LocalStore(str(group.root)), "m.b2nd", group.entry)
     assert group.value()[0] == 55
 
 
@@ -219,8 +219,8 @@ def test_an_entry_that_names_a_damaged_frame_replaces_or_deletes_it(prepared: Ca
     group = prepared(kind, Standing.DAMAGED, staged=kind == "frame")
     found = inspect_place(LocalStore(str(group.place)))
     assert found.is_damaged
-    entry = Entry(kind, found.state, group.entry.after, TOKEN)
-    apply_entry(group.store_of, "m.b2nd", entry)
+    entry = PendingStep(kind, found.state, group.entry.after, TOKEN)
+    publish_step(LocalStore(str(group.root)), "m.b2nd", entry)
     if kind == "delete":
         assert group.files() == {}
     else:
@@ -232,7 +232,7 @@ def test_a_torn_header_is_written_again_if_its_tail_is_stored(prepared: Callable
     group = prepared("patch", Standing.BEFORE, staged=True)
     with group.place.open("r+b") as file:
         file.write(group.entry.header[:torn])
-    apply_entry(group.store_of, "m.b2nd", group.entry)
+    publish_step(LocalStore(str(group.root)), "m.b2nd", group.entry)
     np.testing.assert_array_equal(group.value(), group.values_after)
 
 

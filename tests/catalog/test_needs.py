@@ -17,7 +17,7 @@ from operations import WRITES, Killed, Operations
 
 import b2array
 from b2array import Group, open_group
-from b2array.commit import pins
+from b2array.commit import frame_locks
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError
 from b2array.store.local import LocalStore
 
@@ -397,7 +397,7 @@ def test_a_snapshot_that_is_dropped_during_its_restore_is_a_conflict(group: Grou
 @pytest.fixture(autouse=True)
 def _no_lock_is_left(group: Group) -> Iterator[None]:
     yield
-    with pins.try_manifests_lock(LocalStore(f"{group.url}/file.b2nd")) as is_alone:
+    with frame_locks.try_manifests_lock(LocalStore(f"{group.url}/file.b2nd")) as is_alone:
         assert is_alone
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PureWindowsPath
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 import msgpack
 
@@ -31,10 +31,11 @@ __all__ = [
     "OTHER",
     "RETIRED",
     "SUFFIXES",
-    "Entry",
     "Kind",
     "Manifest",
+    "PendingStep",
     "Retired",
+    "RetiredFrame",
     "Row",
     "check_name",
     "check_path",
@@ -47,6 +48,7 @@ __all__ = [
     "is_member_name",
     "members_among",
     "mounts_among",
+    "name_of",
     "own_files",
     "refuse_other_names",
     "require_member_name",
@@ -242,8 +244,8 @@ _KINDS: Final = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The change of one member by a commit; `b2array.frame.log` determines the step that it still requires.
+class PendingStep:
+    """The change of one member by a commit; `b2array.catalog.redo` determines the step that it still requires.
 
     Parameters
     ----------
@@ -287,7 +289,7 @@ class Entry:
     @classmethod
     def unpack(cls, path: object, content: Any) -> Self:
         """Read the entry for a path."""
-        if not (_is_path(path) or is_embedded(path)):
+        if not (_is_path(path) or path == EMBEDDED):
             raise FormatError(f"expected the paths of members in the log of a manifest, found {path!r}")
         parts: list[Any] = [None] * 4
         if isinstance(content, list) and len(content) == 4:
@@ -374,6 +376,13 @@ Retired = Mapping[str, tuple[tuple[str, bytes], ...]]
 """By the token of a retired frame, the states that it keeps: the name of the group's snapshot, and the generation."""
 
 
+class RetiredFrame(NamedTuple):
+    """The token of a retired frame, and the name and generation of each state in it."""
+
+    token: str
+    states: tuple[tuple[str, bytes], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The record of a group about its members.
@@ -386,7 +395,7 @@ class Manifest:
         The identity of the group, by which a member that was copied from another group is recognized.
     number : int
         The number of the last commit.
-    log : mapping of str to Entry
+    log : mapping of str to PendingStep
         The log of a local group: the entries of members whose committed states wait to be applied, by path.
     summaries : bytes
         Summaries of the members, packed by `b2array.format.summary`.
@@ -413,7 +422,7 @@ class Manifest:
     rows: Mapping[str, Row] | None = None
     identity: str = ""
     number: int = 0
-    log: Mapping[str, Entry] = field(default_factory=dict)
+    log: Mapping[str, PendingStep] = field(default_factory=dict)
     summaries: bytes = b""
     recent: bytes = b""
     kept: bytes = b""
@@ -507,7 +516,7 @@ class Manifest:
         if content["rows"] is not None:
             rows = {name: Row.unpack(name, row) for name, row in _pop(content, "rows", {}).items()}
         content.pop("rows", None)
-        log = {path: Entry.unpack(path, entry) for path, entry in _pop(content, "log", {}, required=True).items()}
+        log = {path: PendingStep.unpack(path, entry) for path, entry in _pop(content, "log", {}, required=True).items()}
         return cls(
             rows,
             _pop(content, "identity", "", required=True),
@@ -591,6 +600,13 @@ def _is_path_of(name: str, path: str) -> bool:
     if path == f"{EMBEDDED}/{name}":
         return is_embedded(path)
     return members_among([path]) == {name: path}
+
+
+def name_of(path: str) -> str:
+    """Return the name of the member with a path."""
+    if is_embedded(path):
+        return path.removeprefix(f"{EMBEDDED}/")
+    return path.rpartition(".")[0]
 
 
 def is_attrs(name: str) -> bool:

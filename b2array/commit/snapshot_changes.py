@@ -1,23 +1,20 @@
-"""`SnapshotChanges`: the snapshots that a transaction of a group makes, drops and copies, in any store."""
+"""`SnapshotChanges`: the snapshots that a transaction of a group makes, drops and copies, in any kind of storage."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from b2array.catalog.ledgers import MemberState, group_ledger, pack_members
+from b2array.catalog.manifest import Manifest, Retired, RetiredFrame
 from b2array.errors import ConflictError
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
-from b2array.frame.listing import MemberState, group_ledger, pack_members
-from b2array.frame.manifest import Manifest
-from b2array.frame.snapshot import unknown_name
-from b2array.group.listed import AnyGroup
+from b2array.frame.kept_states import unknown_name
+from b2array.frame.revision import Revision
 
-__all__ = ["SnapshotChanges"]
-
-PutList = Callable[[str, bytes], object]
-"""Writes the list of a snapshot's members to an object with a given name."""
+__all__ = ["SnapshotChanges", "lists_of", "retired_after"]
 
 
 @dataclass(slots=True)
@@ -26,20 +23,32 @@ class SnapshotChanges:
 
     Parameters
     ----------
-    group : AnyGroup
-        The group as it was when the transaction began.
+    url : str
+        The URL of the group, for messages.
+    begun : Manifest
+        The manifest on which the transaction builds.
     new : dict of str to Kept
         Snapshots of the state that the commit makes, by name.
     gone : set of str
         The names of snapshots to remove from the list: dropped and replaced ones.
     copies : list of (Kept, mapping)
         Snapshots of another group, each with the states of its members by name.
+    members : mapping of str to str
+        On a local disk, the paths of the members in a new snapshot, by name.
+    bases : dict of str to Revision
+        On a local disk, the states of members in a new snapshot that were read before the commit, by path.
+    retired : list of RetiredFrame
+        On a local disk, frames with the states that copied snapshots need.
     """
 
-    group: AnyGroup
+    url: str
+    begun: Manifest
     new: dict[str, Kept] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     copies: list[tuple[Kept, Mapping[str, MemberState]]] = field(default_factory=list)
+    members: Mapping[str, str] = field(default_factory=dict)
+    bases: dict[str, Revision] = field(default_factory=dict)
+    retired: list[RetiredFrame] = field(default_factory=list)
     _dropped: list[Kept] = field(default_factory=list)
     _needed: list[Kept] = field(default_factory=list)
 
@@ -52,16 +61,15 @@ class SnapshotChanges:
 
         It is unpacked on demand only, so that a damaged ledger stops no transaction without snapshots.
         """
-        return group_ledger(self.group.url, self.group.manifest)
+        return group_ledger(self.url, self.begun)
 
     def make(self, entry: Kept, *, replace: bool) -> None:
         """Add a snapshot of the state that the commit makes.
 
         With `replace`, it replaces a snapshot of this name. Raises FileExistsError if there is one that may not be
-        replaced, or if the transaction makes one already; UnsupportedError if the group cannot have snapshots.
+        replaced, or if the transaction makes one already.
         """
-        self.group.require_ledger()
-        url, name = self.group.url, entry.name
+        url, name = self.url, entry.name
         if name in self.new:
             raise FileExistsError(f"{url}: the transaction makes a snapshot {name!r} already")
         if name not in self.gone and self.ledger.find(name) is not None:
@@ -77,7 +85,7 @@ class SnapshotChanges:
         entries = {entry.name: entry for entry in remaining.entries}
         for name in names:
             if name not in entries:
-                raise unknown_name(self.group.url, name, [*entries])
+                raise unknown_name(self.url, name, [*entries])
         self.gone.update(names)
         self._dropped += [entries[name] for name in names]
 
@@ -101,7 +109,7 @@ class SnapshotChanges:
         """
         if not (self._dropped or self._needed):
             return
-        url = self.group.url
+        url = self.url
         ledger = group_ledger(url, manifest)
         for entry in self._dropped:
             # A snapshot that another writer has dropped as well is no conflict.
@@ -113,48 +121,38 @@ class SnapshotChanges:
             if latest is None or latest.digest != entry.digest:
                 raise ConflictError(f"{url}: another writer has dropped the snapshot {entry.name!r} meanwhile")
 
-    def write_lists(
-        self,
-        manifest: Manifest,
-        states: Mapping[str, MemberState],
-        put: PutList,
-    ) -> bytes:
-        """Write the lists of members that are too long for the manifest, and return the packed new ledger.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            The manifest on top of which the commit happens.
-        states : mapping of str to MemberState
-            The members of new snapshots, by name.
-        put : callable
-            Writes a list.
+def lists_of(
+    changes: SnapshotChanges,
+    before: Manifest,
+    states: Mapping[str, MemberState],
+) -> tuple[bytes, dict[str, bytes]]:
+    """Return the packed ledger after a commit, and the lists of members that are too long for it, by name.
 
-        Raises
-        ------
-        ConflictError
-            Another writer has made a snapshot of the same name.
-        """
-        ledger = group_ledger(self.group.url, manifest)
-        entries = [*ledger.without(tuple(self.gone)).entries]
-        new = [(entry, states) for entry in self.new.values()]
-        added = [*self.copies, *new]
-        names = {entry.name for entry, _ in added}
-        if clash := [entry.name for entry in entries if entry.name in names]:
-            raise ConflictError(f"{self.group.url}: another writer has made a snapshot {clash[0]!r} as well")
-        for entry, members in added:
-            entries.append(_store_list(entry, pack_members(members), entries, put))
-        entries.sort(key=attrgetter("time"))
-        return Ledger(tuple(entries)).pack() or b""
+    `states` has the members of new snapshots, by name. ConflictError: another writer has made a snapshot of the same
+    name.
+    """
+    ledger = group_ledger(changes.url, before)
+    entries = [*ledger.without(tuple(changes.gone)).entries]
+    new = [(entry, states) for entry in changes.new.values()]
+    added = [*changes.copies, *new]
+    names = {entry.name for entry, _ in added}
+    if clash := [entry.name for entry in entries if entry.name in names]:
+        raise ConflictError(f"{changes.url}: another writer has made a snapshot {clash[0]!r} as well")
+    lists: dict[str, bytes] = {}
+    for entry, members in added:
+        entries.append(_entry_with(entry, pack_members(members), entries, lists))
+    entries.sort(key=attrgetter("time"))
+    return Ledger(tuple(entries)).pack() or b"", lists
 
 
-def _store_list(
+def _entry_with(
     entry: Kept,
     packed: bytes,
     others: list[Kept],
-    put: PutList,
+    lists: dict[str, bytes],
 ) -> Kept:
-    """Put the list of a snapshot's members into its entry if there is room, else into an object; return the entry."""
+    """Put the list of a snapshot's members into its entry if there is room, else into `lists`; return the entry."""
     digest = packed[-DIGEST_NBYTES:]
     new = replace(
         entry,
@@ -169,5 +167,21 @@ def _store_list(
         return new
     # A random name, because other writers may be preparing snapshots at the same time.
     place = int.from_bytes(os.urandom(8), "big") % 2**63
-    put(object_name(place), packed)
+    lists[object_name(place)] = packed
     return replace(new, place=place, packed=b"")
+
+
+def retired_after(
+    before: Retired,
+    gone: Collection[str],
+    new: Iterable[RetiredFrame],
+) -> Retired:
+    """Return the states in retired frames, with the `new` frames and without the dropped snapshots `gone`."""
+    after = {}
+    for token, states in before.items():
+        remaining = tuple(state for state in states if state[0] not in gone)
+        if remaining:
+            after[token] = remaining
+    for frame in new:
+        after[frame.token] = frame.states
+    return after

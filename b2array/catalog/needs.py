@@ -1,44 +1,42 @@
-"""States of a frame that snapshots of local groups need, and the locks for destroying such states.
+"""The states of a frame that snapshots of local groups need.
 
 A snapshot of a local group names states of its members, and does not write to the members. So before a writer replaces
 a file or deletes chunks, it reads the manifests of the groups around the frame: `pins_of`. Meanwhile, it holds the
-locks of these manifests, like a writer that makes a snapshot. `manifests_lock` waits for the locks.
-`try_manifests_lock` takes them only if they are free, because its caller already holds the lock of the member.
+locks of these manifests, like a writer that makes a snapshot: see `b2array.commit.frame_locks`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array.commit.locks import groups_above
-from b2array.errors import ConflictError, UnsupportedError
+from b2array.catalog.intact import find_state
+from b2array.catalog.known_manifests import read_manifest
+from b2array.catalog.ledgers import MemberState, group_ledger, load_members
+from b2array.catalog.manifest import MANIFEST, Manifest
+from b2array.errors import UnsupportedError
 from b2array.format import index
 from b2array.format.kept import Kept, name_for_group
-from b2array.frame.catalog import read_manifest
-from b2array.frame.kept import find_state
-from b2array.frame.listing import MemberState, group_ledger, load_members
-from b2array.frame.manifest import MANIFEST, Manifest
-from b2array.frame.snapshot import Snapshot, ledger_in
+from b2array.frame.kept_states import ledger_in
+from b2array.frame.revision import Revision
 from b2array.store.base import Store
+from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
-from b2array.store.locks import holds_locks
 
 __all__ = [
     "Pin",
+    "groups_above",
     "identities_of",
-    "manifests_lock",
+    "local_groups",
     "pinned_places",
     "pinned_states",
     "pins_in",
     "pins_of",
-    "try_manifests_lock",
     "unneeded_names",
 ]
 
@@ -72,14 +70,30 @@ def pins_of(store: Store) -> list[Pin]:
     FormatError or UnsupportedError: the list of members in a snapshot cannot be read.
     """
     pins = []
-    for url, path in _groups(store):
+    for url, path in local_groups(store):
         group = LocalStore(url)
         manifest, _ = read_manifest(group, versioned=False)
         pins += pins_in(group, manifest, path)
     return pins
 
 
-def _groups(store: Store) -> list[tuple[str, str]]:
+def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tuple[str, str]]:
+    """Look for files, and yield the local groups that a path leads through, with the path of the frame in each.
+
+    The innermost group comes first. `marks` are the names of files that mark a directory as a group.
+    """
+    if place.endswith(TEMPORARY):  # no log and no snapshot names the temporary places next to members
+        return
+    inner, group = place, os.path.dirname(place)
+    while group != inner:
+        for mark in marks:
+            if os.path.exists(os.path.join(group, mark)):
+                yield group, place.removeprefix(group).lstrip(os.sep).replace(os.sep, "/")
+                break
+        inner, group = group, os.path.dirname(group)
+
+
+def local_groups(store: Store) -> list[tuple[str, str]]:
     """Look for the local groups around a frame; return them, innermost first, each with the frame's path in it.
 
     Outer groups count as well: a snapshot of an outer group may be older than the manifest of the inner one.
@@ -127,18 +141,18 @@ def pins_in(
 
 
 def pinned_states(
-    revision: Snapshot,
+    revision: Revision,
     pins: Sequence[Pin],
     *,
     is_same: bool = False,
-) -> list[tuple[Kept, Snapshot]]:
+) -> list[tuple[Kept, Revision]]:
     """Load the pinned states that the frame does not keep itself yet, and return them with entries for its ledger.
 
     States of another frame, which was in this place before, are omitted. With `is_same`, the caller knows that the
     frame is the one that the snapshots name. Raises what `find_state` raises.
     """
     existing = {(entry.name, entry.group) for entry in ledger_in(revision).entries}
-    states: dict[tuple[str, bytes], tuple[Kept, Snapshot]] = {}
+    states: dict[tuple[str, bytes], tuple[Kept, Revision]] = {}
     for pin in pins:
         key = name_for_group(pin.state.generation), pin.group
         if key in existing:
@@ -153,7 +167,7 @@ def pinned_states(
 
 
 def unneeded_names(
-    revision: Snapshot,
+    revision: Revision,
     pins: Sequence[Pin],
     groups: Collection[bytes],
 ) -> tuple[str, ...]:
@@ -163,7 +177,7 @@ def unneeded_names(
     return tuple(entry.name for entry in entries if (entry.name, entry.group) not in needed)
 
 
-def pinned_places(revision: Snapshot, pins: Sequence[Pin]) -> npt.NDArray[np.int64]:
+def pinned_places(revision: Revision, pins: Sequence[Pin]) -> npt.NDArray[np.int64]:
     """Load the pinned states that the frame does not keep itself, and return all entries in their indexes."""
     places = [state.frame.offsets for _, state in pinned_states(revision, pins)]
     return np.concatenate(places) if places else index.NO_OFFSETS
@@ -172,62 +186,8 @@ def pinned_places(revision: Snapshot, pins: Sequence[Pin]) -> npt.NDArray[np.int
 def identities_of(store: Store) -> set[bytes]:
     """Read the identities of the local groups around a frame."""
     identities = set()
-    for url, _ in _groups(store):
+    for url, _ in local_groups(store):
         manifest, _ = read_manifest(LocalStore(url), versioned=False)
         if manifest.identity:
             identities.add(manifest.identity.encode())
     return identities
-
-
-# Locks.
-
-
-@contextmanager
-def try_manifests_lock(store: Store) -> Iterator[bool]:
-    """Take the locks of the manifests around a frame if they are free; yield whether this thread holds all of them.
-
-    This never waits, because the caller holds the lock of the frame, and the holder of a manifest's lock may be waiting
-    for the frame.
-    """
-    with ExitStack() as locks:
-        yield all(_try_lock(group, locks) for group, _ in _groups(store))
-
-
-def _try_lock(url: str, locks: ExitStack) -> bool:
-    """Take the lock of a manifest if it is free, and add it to `locks`; return whether states may be destroyed.
-
-    If this thread holds the lock already, that is enough. Without permission to lock, the group must have no snapshots.
-    """
-    group = LocalStore(url)
-    if group.holds_lock():
-        return True
-    try:
-        lock = group.lock_if_free(inside=True)
-    except PermissionError:
-        # The user may write to the member but not to the group. A group without snapshots needs no lock: its first
-        # snapshot takes the locks of all members.
-        manifest, _ = read_manifest(group, versioned=False)
-        return not manifest.kept
-    if lock is None:
-        return False
-    locks.callback(lock.close)
-    return True
-
-
-@contextmanager
-def manifests_lock(store: Store) -> Iterator[None]:
-    """Wait for the locks of the manifests around a frame, and hold them.
-
-    ConflictError: this thread holds a lock already, and another writer holds the lock of a manifest. Then this thread
-    does not wait, because that writer may be waiting for it.
-    """
-    may_wait = not holds_locks()
-    with ExitStack() as locks:
-        # Every writer takes the locks from the outermost group inward, so that no two writers wait for each other.
-        for url, _ in reversed(_groups(store)):
-            group = LocalStore(url)
-            if may_wait and not group.holds_lock():
-                locks.enter_context(group.lock(MANIFEST))
-            elif not _try_lock(url, locks):
-                raise ConflictError(f"{group.url}: another writer is at work")
-        yield

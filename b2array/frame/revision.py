@@ -1,21 +1,19 @@
-"""`Snapshot`: one committed state of a frame, an object that never changes; `load` reads it from a store.
+"""`Revision`: one committed state of a frame, an object that never changes; `read_frame` reads it from a store.
 
-A frame outside of groups has one index, which every commit replaces. A member of a group in an object store has a
-revision for each commit of the group, and the group's manifest lists the revision that counts: `load_member` reads it.
-The index under the usual name is a published copy, for readers that do not know the group. A note in this copy tells
-`load` that there is a group.
+A frame has an `Owner`, which knows where the present state is. This package only asks the owner: `b2array.catalog`
+defines the kinds of owners, and loads frames with the owners that they have.
 """
 
 from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +28,14 @@ from b2array.errors import (
     SnapshotLostError,
     UnsupportedError,
     prefix_error,
-    prefix_errors,
 )
 from b2array.format import foreign, frame, index
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.index import chunk_number
-from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_state
+from b2array.format.kept import Kept
 from b2array.format.state import State, parse, with_index
-from b2array.frame.catalog import Catalog
-from b2array.frame.manifest import Manifest, Row, data_path, index_name
 from b2array.frame.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.store.base import (
     ContentName,
@@ -58,23 +53,15 @@ from b2array.store.base import (
 from b2array.store.spans import Span
 
 __all__ = [
-    "Member",
-    "Snapshot",
-    "find_damage",
-    "find_frame",
+    "Owner",
+    "Revision",
     "head_if_unchanged",
     "is_of_zarr",
-    "ledger_in",
-    "load",
     "load_from_header",
-    "load_kept_state",
-    "load_kept_states",
-    "load_member",
-    "load_published",
-    "load_revision",
     "lost_snapshot",
-    "reload",
-    "unknown_name",
+    "read_frame",
+    "read_named",
+    "wrong_kind",
 ]
 
 _FIRST_READ = 64 * 2**10
@@ -89,21 +76,40 @@ _FEW_SEARCHES = 8
 """An index of at least `_MANY_CHUNKS` chunks is searched `_FEW_SEARCHES` times before a sorted copy is made."""
 
 
+class Owner(Protocol):
+    """Who commits for a frame, and therefore knows its present state: the frame itself, or a group.
+
+    Owners are values, and can be pickled.
+    """
+
+    may_move: ClassVar[bool]
+    """Whether a commit of the group may move the bytes of this state to another place."""
+    lists_revisions: ClassVar[bool]
+    """Whether the manifest of a group names the state that counts: then only the group may replace the frame."""
+
+    def load(self, last: Revision, *, even_new: bool = False) -> Revision:
+        """Load the present state of a frame, given a state that was read before.
+
+        Without later commits, this reuses the parsed frame. For a state under a name, load that state again.
+
+        Parameters
+        ----------
+        last : Revision
+            The state that was read before.
+        even_new : bool
+            Whether the present frame may be another one, made in the place of the old one.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no frame any more, or the group does not list it any more.
+        ConflictError
+            Another frame is in the place, and not `even_new`; or the state under the name was dropped.
+        """
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """A frame as a member of a group in an object store: the group's catalog, and the name of the frame there."""
-
-    catalog: Catalog
-    name: str
-
-    @property
-    def group(self) -> Store:
-        """The store of the group."""
-        return self.catalog.group
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot(Source):
+class Revision(Source):
     """A frame as it was when it was read.
 
     Parameters
@@ -118,6 +124,8 @@ class Snapshot(Source):
         The store's version of the file with the index.
     generation : str
         The name of the state, which changes with every commit.
+    owner : Owner
+        Who commits for the frame, and knows its present state.
     unique : str
         The identity of the file; see `b2array.store.base.Head`.
     header : bytes
@@ -128,16 +136,8 @@ class Snapshot(Source):
         The ends of the file that were read with the index.
     contents : bytes
         All bytes of a small contiguous frame, if they were read with the index; then no read asks the store.
-    again : callable, optional
-        Reads the state again by the manifest of its local group. It is set if the group has committed the state but not
-        applied it yet, so that the store may still have an earlier state. With ``carries_out``, it applies the state
-        first.
-    member : Member, optional
-        The group in an object store that commits for the frame.
-    index : str
-        The object with the index of a member, if that is not the published index.
-    published : Version, optional
-        The version of the published index, if this state is published and the version is known.
+    name : str
+        The object that holds header, index and trailer; by default the usual one.
     title : str
         The name of the group's snapshot through which the user opened this state.
     """
@@ -147,15 +147,13 @@ class Snapshot(Source):
     start: int
     version: Version | None
     generation: str
+    owner: Owner
     unique: str = ""
     header: bytes = b""
     at: Kept | None = None
     ends: tuple[Tail, ...] = ()
     contents: bytes = b""
-    again: Callable[..., Snapshot] | None = None
-    member: Member | None = None
-    index: str = ""
-    published: Version | None = None
+    name: str = ""
     title: str = ""
     buffer: ClassVar[None] = None
     frame: Frame = field(init=False)
@@ -180,6 +178,8 @@ class Snapshot(Source):
         if expected is not None and self.store.can.local and is_ours and not is_packed_elsewhere:
             expected = Version(expected.tag, expected.state, *self._last_bytes())
         object.__setattr__(self, "frame", described)
+        if not self.name and described.frame_type == FrameType.SPARSE:
+            object.__setattr__(self, "name", FRAME_NAME)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
         object.__setattr__(self, "is_local", self.store.can.local or bool(self.contents))
         object.__setattr__(self, "_expected", expected)
@@ -193,11 +193,6 @@ class Snapshot(Source):
         )
         object.__setattr__(self, "_is_unchecked", unchecked)
         object.__setattr__(self, "cache_key", self._new_cache_key(is_ours=is_ours))
-
-    @property
-    def name(self) -> str:
-        """The object that holds header, index and trailer."""
-        return self.index or (FRAME_NAME if self.sparse else "")
 
     @property
     def shown_at(self) -> str:
@@ -241,7 +236,7 @@ class Snapshot(Source):
     def staleness(self) -> ConflictError | None:
         """Return the error for a reader if the store does not hold this state any more; None if it does."""
         try:
-            current = reload(self)
+            current = self.owner.load(self)
         except FileNotFoundError:
             return ConflictError(f"{self.url} was deleted or moved since it was opened")
         except ConflictError as error:
@@ -267,7 +262,7 @@ class Snapshot(Source):
         except (OSError, B2ArrayError):
             return True
 
-    def has_same_chunks(self, other: Snapshot) -> bool:
+    def has_same_chunks(self, other: Revision) -> bool:
         """Whether each number stands for the same chunk in another state, because metalayers and sizes are equal."""
         a, b = self.frame, other.frame
         has_same_sizes = a.nbytes == b.nbytes and a.chunksize == b.chunksize
@@ -345,7 +340,7 @@ class Snapshot(Source):
     def _uses_disk(self) -> bool:
         return config.disk_cache is not None and self._trusts_disk and not self.store.can.local
 
-    def without_disk_cache(self) -> Snapshot:
+    def without_disk_cache(self) -> Revision:
         """Return the same state; its reads do not use the cache on disk."""
         copied = replace(self)
         object.__setattr__(copied, "_trusts_disk", False)
@@ -472,10 +467,9 @@ class Snapshot(Source):
             self.start,
             self.version,
             self.generation,
+            self.owner,
             self.at,
-            self.again,
-            self.member,
-            self.index,
+            self.name,
             self.title,
         )
 
@@ -499,45 +493,58 @@ def _unpickle(
     start: int,
     version: Version | None,
     generation: str,
+    owner: Owner,
     at: Kept | None,
-    again: Callable[..., Snapshot] | None,
-    member: Member | None,
     name: str,
     title: str,
-) -> Snapshot:
+) -> Revision:
     state = with_index(thin, index)
-    return Snapshot(
-        store, state, start, version, generation, at=at, again=again, member=member, index=name, title=title
+    return Revision(store, state, start, version, generation, owner, at=at, name=name, title=title)
+
+
+def lost_snapshot(url: str, title: str) -> SnapshotLostError:
+    """Return the error of a snapshot whose data other software has overwritten."""
+    return SnapshotLostError(
+        f"{url}: other software has changed the frame since the snapshot {title} was made, and took data of it"
     )
 
 
-def load(
+# Reading.
+
+
+def read_frame(
     store: Store,
+    owner: Owner,
     *,
     start: int = 0,
     bare: bool = False,
     with_contents: bool = False,
+    sparse: bool | None = None,
     cached: bool = False,
     accepts: Callable[[Version], bool] | None = None,
-) -> Snapshot:
-    """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
+) -> Revision:
+    """Read the frame that is in a store, even if its group lists another state.
 
     One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB of the file
-    and, if the server supports that, the last 64 KiB. More requests follow if index and trailer are elsewhere, if
-    another writer has changed the file between these requests, or if the frame notes that it is in a group.
+    and, if the server supports that, the last 64 KiB. More requests follow if index and trailer are elsewhere, or if
+    another writer has changed the file between these requests.
 
     Parameters
     ----------
     store : Store
         The store.
+    owner : Owner
+        Who commits for the frame.
     start : int
         The offset of the frame in its file.
     bare : bool
         Whether to leave out index and layout, because the caller only opens kept states of the frame.
     with_contents : bool
-        Whether the snapshot of a small frame keeps all bytes of the frame, if they were read with the index. Groups
+        Whether the revision of a small frame keeps all bytes of the frame, if they were read with the index. Groups
         open their members this way, because readers such as xarray need coordinates at once. Other handles ask the
         store for items, and so notice that something else has replaced the file.
+    sparse : bool, optional
+        Whether the frame is sparse. If the caller knows, this takes fewer requests.
     cached : bool
         Whether the bytes may come from the cache on disk, if the server says that they are still the same. Writers
         read them again.
@@ -547,38 +554,12 @@ def load(
     Raises
     ------
     FileNotFoundError
-        There is no frame, or the group does not list it any more.
-    """
-    published = load_published(
-        store,
-        start=start,
-        bare=bare,
-        with_contents=with_contents,
-        cached=cached,
-        accepts=accepts,
-    )
-    return _follow_group(published, bare=bare, cached=cached)
-
-
-def load_published(
-    store: Store,
-    *,
-    start: int = 0,
-    bare: bool = False,
-    with_contents: bool = False,
-    sparse: bool | None = None,
-    cached: bool = False,
-    accepts: Callable[[Version], bool] | None = None,
-) -> Snapshot:
-    """Read the frame that a store holds, even if its group lists another state. Raises the errors of `load`.
-
-    If the caller passes whether the frame is `sparse`, this takes fewer requests. The other parameters are as for
-    `load`.
+        There is no frame.
     """
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
-    read = partial(_load, store, start, bare=bare, with_contents=with_contents, sparse=sparse)
+    read = partial(_read, store, owner, start, bare=bare, with_contents=with_contents, sparse=sparse)
     for _ in range(config.retries):
         # Another writer may have changed the file between two waves of requests: try again.
         with suppress(ConflictError):
@@ -586,184 +567,9 @@ def load_published(
     return read()
 
 
-# Members of groups in object stores.
-
-
-def _follow_group(published: Snapshot, *, bare: bool, cached: bool = False) -> Snapshot:
-    """Load the state that the group of a published frame lists; return a frame outside of groups unchanged."""
-    noted = published.state.annotations.group_commit
-    if noted is None or published.start or published.store.can.local:
-        return published
-    store_of = published.store.around(noted.path)
-    if store_of is None:
-        # The frame was copied to another path.
-        return published
-    catalog = Catalog(store_of(""))
-    try:
-        manifest, _ = catalog.read(cached=cached)
-    except PermissionError:
-        # Without permission to list, a server gives the same answer for a missing object.
-        return published
-    if manifest.identity != noted.identity or manifest.rows is None:
-        return published
-    member = Member(catalog, noted.path.rpartition(".")[0])
-    row = manifest.rows.get(member.name)
-    if row is None or row.path != noted.path:
-        raise FileNotFoundError(f"{published.url} was deleted")
-    if row.revision in ("", published.generation):
-        return replace(published, member=member, published=published.version)
-    try:
-        return load_revision(member, row, bare=bare, cached=cached)
-    except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(
-            f"{published.url}: expected revision {row.revision}, which the group lists, found none"
-        ) from None
-
-
-def load_member(
-    member: Member,
-    manifest: Manifest,
-    *,
-    last: Snapshot | None = None,
-    for_writing: bool = False,
-    cached: bool = False,
-) -> Snapshot:
-    """Load the state of a member that a manifest lists.
-
-    Parameters
-    ----------
-    member : Member
-        The member.
-    manifest : Manifest
-        The manifest of its group.
-    last : Snapshot, optional
-        A state of the member that was read before, which is returned if the manifest still lists it.
-    for_writing : bool
-        Whether to read the published index if that is the listed state, so that the next commit knows its version.
-    cached : bool
-        As for `load`.
-
-    Raises
-    ------
-    FileNotFoundError
-        The manifest does not list the member, or `vacuum` has removed the revision after a later commit.
-    """
-    row = (manifest.rows or {}).get(member.name)
-    if row is None:
-        raise FileNotFoundError(f"{where(member.catalog.url, member.name)} was deleted")
-    if last is not None and row.revision and row.revision == last.generation:
-        return last
-    store = member.group.below(row.path)
-    if row.revision and not (for_writing and row.sparse):
-        try:
-            return load_revision(member, row, cached=cached)
-        except (FileNotFoundError, FormatError):
-            copy = _published_copy(member, row)
-            if copy is None:
-                raise
-            return copy
-    try:
-        # A row that was made from a list of files may have the wrong kind of frame.
-        sparse = row.sparse if row.revision else None
-        published = load_published(store, with_contents=True, sparse=sparse, cached=cached)
-    except (FileNotFoundError, NotADirectoryError):
-        if not row.revision:
-            raise
-        return load_revision(member, row, cached=cached)
-    if row.revision not in ("", published.generation):
-        return load_revision(member, row, cached=cached)
-    listed = None if row.revision else _follow_mount(published, row)
-    return listed or replace(published, member=member, published=published.version)
-
-
-def _follow_mount(published: Snapshot, row: Row) -> Snapshot | None:
-    """Load the state that an inner group lists, if a row's member belongs to one; None for a member of this group."""
-    noted = published.state.annotations.group_commit
-    if noted is None or noted.path == row.path:
-        return None
-    listed = _follow_group(published, bare=False)
-    return None if listed.member is None else listed
-
-
-def _published_copy(member: Member, row: Row) -> Snapshot | None:
-    """Return the published copy of a revision whose index is damaged or missing; None if another state is published."""
-    try:
-        published = load_published(member.group.below(row.path), with_contents=True, sparse=row.sparse)
-    except (OSError, B2ArrayError):
-        # The caller raises the error of the revision.
-        return None
-    if published.generation != row.revision:
-        return None
-    return replace(published, member=member, published=published.version)
-
-
-def find_damage(published: Snapshot) -> tuple[str, str] | None:
-    """Check the index that a group lists, after a read of the published copy; return its name and error if it is bad.
-
-    None if the listed index is intact, or if the snapshot is not such a copy.
-    """
-    member = published.member
-    if member is None or published.index or not published.generation:
-        return None
-    manifest, _ = member.catalog.read()
-    row = (manifest.rows or {}).get(member.name)
-    if row is None or row.revision != published.generation:
-        return None
-    name = index_name(row.revision) if row.sparse else data_path(row.revision)
-    place = where(published.url if row.sparse else member.group.url, name)
-    try:
-        load_revision(member, row)
-    except FileNotFoundError:
-        return name, f"{place}: expected the index that the group lists, found none"
-    except (FormatError, UnsupportedError) as error:
-        return name, f"{place}: the index that the group lists cannot be read: {error}"
-    return None
-
-
-def load_revision(
-    member: Member,
-    row: Row,
-    *,
-    bare: bool = False,
-    cached: bool = False,
-) -> Snapshot:
-    """Load the revision of a member that a row lists. Raises the errors of `load_member`."""
-    if row.sparse:
-        store = member.group.below(row.path)
-        name = index_name(row.revision)
-    else:
-        store = member.group.below(data_path(row.revision), shown_as=row.path)
-        name = ""
-    if cached and config.disk_cache is not None:
-        # No other bytes get this name. A copy that does not fit is read again.
-        (head,), _ = store.ends_through([name], _FIRST_READ, accepts=lambda _: True)
-        with suppress(FormatError, UnsupportedError):
-            return _revision_of(store, name, head, member, row, bare=bare, cached=True)
-    (head,) = store.head([name], _FIRST_READ)
-    return _revision_of(store, name, head, member, row, bare=bare)
-
-
-def _revision_of(
+def _read(
     store: Store,
-    name: str,
-    head: Head | Exception,
-    member: Member,
-    row: Row,
-    *,
-    bare: bool,
-    cached: bool = False,
-) -> Snapshot:
-    if isinstance(head, Exception):
-        raise head
-    unique = head.unique
-    revision = _parse(store, name, 0, head.data, head.version, unique, bare=bare, with_contents=True, cached=cached)
-    if revision.generation != row.revision:
-        raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
-    return replace(revision, member=member, index=name)
-
-
-def _load(
-    store: Store,
+    owner: Owner,
     start: int,
     *,
     bare: bool,
@@ -772,7 +578,7 @@ def _load(
     sparse: bool | None = None,
     cached: bool = False,
     accepts: Callable[[Version], bool] | None = None,
-) -> Snapshot:
+) -> Revision:
     if sparse is None and store.is_prefix:
         sparse = True
     elif sparse is None and start:
@@ -799,218 +605,43 @@ def _load(
         # In object stores, an empty object may stand for the directory.
         name, head = objects[-1]
     version = head.version
-    read = partial(_parse, store, name, start, head.data, version, head.unique, bare=bare, cached=cached)
+    parse_head = partial(_parse, store, name, owner, head, version, start, bare=bare, cached=cached)
     if tail is None or name or tail.version != version:
-        return read(with_contents=with_contents)
+        return parse_head(with_contents=with_contents)
     try:
-        return read(tail, with_contents=with_contents)
+        return parse_head(tail, with_contents=with_contents)
     except FormatError:
         if version:
             raise
         # Without versions, only this error shows that the beginning and the end belong to different states.
-        return _load(store, start, bare=bare, with_contents=with_contents, in_one_wave=False)
+        return _read(store, owner, start, bare=bare, with_contents=with_contents, in_one_wave=False)
 
 
-def find_frame(store: Store) -> Snapshot | None:
-    """Load the frame that a new one would replace; None if there is no readable frame."""
-    # A group may list another revision of the frame, or may have deleted it.
-    for read in (load, load_published):
-        # A frame that cannot be read may be replaced like any other file.
-        with suppress(FileNotFoundError, FormatError, UnsupportedError):
-            return read(store)
-    return None
+def read_named(
+    store: Store,
+    owner: Owner,
+    name: str,
+    *,
+    bare: bool = False,
+    with_contents: bool = False,
+    cached: bool = False,
+) -> Revision:
+    """Read the frame whose header is in an object with this name, which no other bytes ever get.
 
-
-def reload(seen: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
-    """Load the present state in the store of a snapshot; without later commits, reuse the parsed frame.
-
-    Header and fingerprint identify every state that b2array has written. Raises the errors of `load`.
-
-    Parameters
-    ----------
-    seen : Snapshot
-        The state that was read before.
-    even_new : bool
-        Whether the present frame may be another one, made in the place of the old one. If not, another frame raises
-        ConflictError.
-    carries_out : bool
-        Whether to apply the commits of a local group first, because the caller will write: no writer may change a frame
-        that waits in another place.
+    Parameters and errors are as for `read_frame`.
     """
-    if seen.member is not None:
-        return _reload_member(seen, seen.member, even_new=even_new)
-    if seen.at is not None and seen.at.group:
-        if seen.again is not None:
-            # Only the group knows the present place of the state.
-            return seen.again()
-        if seen.at.packed:
-            return seen
-    if seen.header and seen.frame.is_ours and seen.again is None:
-        head = head_if_unchanged(seen.store, seen.frame, seen.header, seen.start, seen.index)
-        if head is not None:
-            return replace(seen, version=head.version, unique=head.unique)
-    if seen.again is None:
-        current = load(seen.store, start=seen.start, bare=seen.at is not None)
-    else:
-        current = seen.again(carries_out=carries_out)
-    return _require_same_frame(seen, current, even_new=even_new)
-
-
-def _reload_member(seen: Snapshot, member: Member, *, even_new: bool) -> Snapshot:
-    manifest, _ = member.catalog.read()
-    if manifest.rows is None:
-        # No commit of the group has written its manifest yet.
-        published = load_published(seen.store)
-        current = replace(published, member=member, published=published.version)
-        return _require_same_frame(seen, current, even_new=even_new)
-    row = manifest.rows.get(member.name)
-    if seen.at is None and row is not None and row.revision == seen.generation:
-        return seen
-    current = load_member(member, manifest)
-    return _require_same_frame(seen, current, even_new=even_new)
-
-
-def _require_same_frame(seen: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
-    """Return the `current` state, or load its state under the name in `seen`; ConflictError if it is another frame."""
-    if seen.at is not None:
-        return load_kept_state(current, seen.at.name, seen.at.generation)
-    is_same = current.state.annotations.identity == seen.state.annotations.identity
-    if not is_same and not even_new:
-        raise ConflictError(
-            f"{seen.url} was deleted and made again since it was opened; open it again, or call refresh()"
-        )
-    return current
-
-
-def ledger_in(revision: Snapshot) -> Ledger:
-    """Return the ledger of a frame; FormatError or UnsupportedError, with the frame's URL, if it cannot be read."""
-    return prefix_errors(revision.url, lambda: ledger_of(revision.state))
-
-
-def load_kept_state(revision: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
-    """Return a state that a frame keeps under a name.
-
-    Raises
-    ------
-    KeyError
-        The frame has no snapshot of this name.
-    ConflictError
-        The snapshot of this name is not the state of this `generation` any more.
-    FormatError
-        The index of the state is damaged.
-    SnapshotLostError
-        Other software has overwritten the index of the state.
-    """
-    ledger = ledger_in(revision)
-    entry = ledger.find(name)
-    if generation is not None and (entry is None or entry.generation != generation):
-        raise ConflictError(f"{revision.url}: the snapshot {name!r} was dropped since it was opened")
-    if entry is None:
-        raise unknown_name(revision.url, name, ledger.names)
-    return load_kept_states(revision, [entry])[0]
-
-
-def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
-    """Return the error for a missing snapshot, given the names of the existing ones."""
-    existing = ", ".join(map(repr, names))
-    return KeyError(f"{url} has no snapshot {name!r}; it has {existing or 'none'}")
-
-
-def lost_snapshot(url: str, title: str) -> SnapshotLostError:
-    """Return the error of a snapshot whose data other software has overwritten."""
-    return SnapshotLostError(
-        f"{url}: other software has changed the frame since the snapshot {title} was made, and took data of it"
-    )
-
-
-def load_kept_states(revision: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
-    """Return states that a frame keeps, with one wave of requests.
-
-    If other software has changed the frame since, the entries of these states are marked as `suspect`.
-
-    Raises
-    ------
-    FormatError
-        The index of a state is damaged.
-    ConflictError
-        The frame has changed since it was read, and an index is not in its place any more.
-    SnapshotLostError
-        Other software has overwritten the index of a state.
-    """
-    if not revision.frame.is_ours:
-        entries = [replace(entry, suspect=True) for entry in entries]
-    spans: dict[Kept, Span] = {}
-    packed: dict[Kept, Buffer] = {}
-    for entry in entries:
-        span = _span_of(revision, entry)
-        view = entry.packed or _view_of(revision, span)
-        if view is None:
-            spans[entry] = span
-        else:
-            packed[entry] = view
-    try:
-        views = revision.read([*spans.values()]) if spans else ()
-    except (FileNotFoundError, FormatError) as error:
-        # Read the states one by one, so that the error names the lost one.
-        if len(entries) > 1:
-            return [load_kept_states(revision, [entry])[0] for entry in entries]
-        (entry,) = entries
-        # Since the frame was read, another writer may have deleted it, or dropped the state.
-        stale = revision.staleness()
-        if stale is not None:
-            raise stale from None
-        if entry.suspect:
-            raise lost_snapshot(revision.url, entry.title) from error
-        raise FormatError(
-            f"{revision.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
-        ) from error
-    packed.update(zip(spans, views, strict=True))
-    return [_unpack_kept(revision, entry, packed[entry]) for entry in entries]
-
-
-def _span_of(revision: Snapshot, entry: Kept) -> Span:
-    """Return the bytes of a kept state's index: an object of a sparse frame, or a part of a contiguous one."""
-    if revision.sparse:
-        return Span(object_name(entry.place), 0, entry.nbytes)
-    start = revision.start + revision.frame.header_len + entry.place
-    return Span("", start, start + entry.nbytes)
-
-
-def _view_of(revision: Snapshot, span: Span) -> memoryview | None:
-    """Return bytes that were read together with the frame; None if they were not."""
-    nbytes = span.stop - span.start
-    for end in revision.ends:
-        if end.start <= span.start:
-            first = span.start - end.start
-            view = end.data[first : first + nbytes]
-            if len(view) == nbytes:
-                return view
-    return None
-
-
-def _unpack_kept(revision: Snapshot, entry: Kept, packed: Buffer) -> Snapshot:
-    """Return a kept state, given the bytes of its index."""
-    try:
-        state = unpack_state(packed, entry)
-    except (FormatError, UnsupportedError) as error:
-        if entry.suspect:
-            raise lost_snapshot(revision.url, entry.title) from error
-        raise prefix_error(f"{revision.url}: snapshot {entry.name!r}", error) from error
-    if state.frame.frame_type != revision.frame.frame_type:
-        raise prefix_error(f"{revision.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
-    return Snapshot(
-        revision.store,
-        state,
-        revision.start,
-        revision.version,
-        entry.generation.hex(),
-        revision.unique,
-        at=entry,
-        contents=revision.contents,
-        again=revision.again,
-        member=revision.member,
-        index=revision.index,
-    )
+    read = partial(_parse, store, name, owner, bare=bare, with_contents=with_contents)
+    if cached and config.disk_cache is not None:
+        (head,), _ = store.ends_through([name], _FIRST_READ, accepts=lambda _: True)
+        # A copy that cannot be read is read again.
+        with suppress(FormatError, UnsupportedError):
+            if isinstance(head, Exception):
+                raise head
+            return read(head, head.version, cached=True)
+    (head,) = store.head([name], _FIRST_READ)
+    if isinstance(head, Exception):
+        raise head
+    return read(head, head.version)
 
 
 def head_if_unchanged(
@@ -1018,10 +649,12 @@ def head_if_unchanged(
     described: Frame,
     header: bytes,
     start: int = 0,
-    index: str = "",
+    name: str = "",
 ) -> Head | None:
-    """Read and return the beginning of a frame by b2array if the store still has this state; otherwise None."""
-    name = index
+    """Read and return the beginning of a frame by b2array if the store still has this state; otherwise None.
+
+    `name` is the object with the header, if that is not the usual one.
+    """
     if not name and described.frame_type == FrameType.SPARSE:
         name = FRAME_NAME
     stop = described.frame_len
@@ -1039,16 +672,22 @@ def head_if_unchanged(
 
 def load_from_header(
     store: Store,
+    owner: Owner,
     data: Buffer,
     version: Version | None,
     unique: str = "",
-) -> Snapshot:
-    """Read a frame whose header the caller has: `data` contains it, and perhaps more. Raises the errors of `load`."""
+) -> Revision:
+    """Read a frame whose header the caller has: `data` contains it, and perhaps more.
+
+    Raises the errors of `read_frame`. `version` and `unique` describe the object with the frame, as a `Head` of the
+    store does.
+    """
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
-    return _parse(store, FRAME_NAME if sparse else "", 0, memoryview(data), version, unique, with_contents=True)
+    head = Head(memoryview(data), None, unique)
+    return _parse(store, FRAME_NAME if sparse else "", owner, head, version, with_contents=True)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
@@ -1079,25 +718,26 @@ def is_of_zarr(store: Store) -> bool:
 def _parse(
     store: Store,
     name: str,
-    start: int,
-    data: memoryview,
+    owner: Owner,
+    head: Head,
     version: Version | None,
-    unique: str = "",
+    start: int = 0,
     end: Tail | None = None,
     *,
     bare: bool = False,
     with_contents: bool = False,
     cached: bool = False,
-) -> Snapshot:
+) -> Revision:
+    data = head.data
+    content = _content_in(store, version) if cached else None
     try:
         header_len = header_nbytes(data)
         if header_len > len(data):
-            span = Span(name, start, start + header_len)
-            data = read_whole(store, span, version, _content_in(store, version) if cached else None)
-        head = unpack_header(data)
-        if head.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
-            raise _wrong_kind(head.frame_type)
-        first, stop = head.tail_start, head.frame_len
+            data = read_whole(store, Span(name, start, start + header_len), version, content)
+        fields = unpack_header(data)
+        if fields.frame_type != (FrameType.SPARSE if name else FrameType.CONTIGUOUS):
+            raise wrong_kind(fields.frame_type)
+        first, stop = fields.tail_start, fields.frame_len
         is_complete = stop <= len(data)
         if is_complete:
             tail = data[first:stop]
@@ -1105,8 +745,8 @@ def _parse(
             tail = end.data[first - end.start : stop - end.start]
         else:
             span = Span(name, start + first, start + stop)
-            tail = read_whole(store, span, version, _content_in(store, version) if cached else None)
-        described = frame.unpack(data, tail, head, bare=bare)
+            tail = read_whole(store, span, version, content)
+        described = frame.unpack(data, tail, fields, bare=bare)
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
     header = bytes(data[:header_len])
@@ -1121,7 +761,19 @@ def _parse(
         ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)
     is_small = not name and is_complete and stop <= _MOST_CONTENTS
     contents = bytes(data[:stop]) if with_contents and is_small else b""
-    return Snapshot(store, state, start, version, generation, unique, header, ends=ends, contents=contents)
+    return Revision(
+        store,
+        state,
+        start,
+        version,
+        generation,
+        owner,
+        head.unique,
+        header,
+        ends=ends,
+        contents=contents,
+        name=name,
+    )
 
 
 def _content_in(store: Store, version: Version | None) -> ContentName | None:
@@ -1139,7 +791,8 @@ def _has_tail(end: Tail, first: int, stop: int) -> bool:
     return fits and end.start <= first
 
 
-def _wrong_kind(kind: FrameType) -> FormatError:
+def wrong_kind(kind: FrameType) -> FormatError:
+    """Return the error for a frame of this kind in the place of one of the other kind."""
     expected = FrameType(1 - kind)
     return FormatError(f"expected a {expected.name.lower()} frame, found a {kind.name.lower()} one")
 

@@ -1,6 +1,6 @@
 """The log of a local group: compares the frame in a member's place with the member's entry; determines the next step.
 
-One write of the manifest commits the changes of several members. Its log has an `Entry` for each member, which its
+One write of the manifest commits the changes of several members. Its log has a `PendingStep` for each member, which
 writer or the next one applies later. A writer can apply an entry any number of times, because `TABLE` decides by the
 frame in the member's place. So the table alone determines the outcome if a writer is killed at any moment. Readers use
 it as well, and see the new state before it is in its place.
@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
+from b2array.catalog.known_manifests import KnownManifest, read_manifest
+from b2array.catalog.manifest import Kind, Manifest, PendingStep
+from b2array.catalog.owners import ALONE, BucketMember, load, load_member, load_published, require_same_frame
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.header import unpack_header
 from b2array.format.state import State
-from b2array.frame import snapshot
-from b2array.frame.manifest import Entry, Kind, Manifest
-from b2array.frame.snapshot import Snapshot
+from b2array.frame.revision import Owner, Revision, head_if_unchanged, load_from_header
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Head, Store, Version, stale_reader
 from b2array.store.spans import Span
@@ -31,12 +32,14 @@ from b2array.store.spans import Span
 __all__ = [
     "TABLE",
     "Action",
+    "LocalMember",
     "Occupant",
     "Remembered",
     "Standing",
     "StoreOf",
     "action_of",
     "inspect_place",
+    "load_local_member",
     "read_member",
 ]
 
@@ -58,7 +61,7 @@ class Occupant:
 
     Parameters
     ----------
-    frame : Snapshot, optional
+    frame : Revision, optional
         The frame, if it can be read.
     state : str
         The name of the present state: the revision of a frame, or the version of a damaged file; "" for an empty place.
@@ -71,7 +74,7 @@ class Occupant:
         The version of that object.
     """
 
-    frame: Snapshot | None
+    frame: Revision | None
     state: str = ""
     lasting: str = ""
     name: str | None = None
@@ -83,14 +86,14 @@ class Occupant:
         return self.state.startswith(_DAMAGED)
 
 
-def inspect_place(store: Store, last: Snapshot | None = None) -> Occupant:
+def inspect_place(store: Store, last: Revision | None = None) -> Occupant:
     """Read and return the occupant of a member's place, without regard to the log.
 
     If the frame still has the `last` state, which the caller has read, this does not parse it again.
     """
     try:
         head = None if last is None else _head_of(store, last)
-        frame = snapshot.load_published(store) if last is None or head is None else last
+        frame = load_published(store) if last is None or head is None else last
     except MISSING:
         return Occupant(None)
     except _UNREADABLE:
@@ -108,11 +111,11 @@ def inspect_place(store: Store, last: Snapshot | None = None) -> Occupant:
     return Occupant(frame, frame.generation, lasting, frame.name, version)
 
 
-def _head_of(store: Store, last: Snapshot) -> Head | None:
+def _head_of(store: Store, last: Revision) -> Head | None:
     """Read and return the beginning of a frame if it still has its last state; None if only parsing can show that."""
     if not last.header or not last.frame.is_ours:
         return None
-    return snapshot.head_if_unchanged(store, last.frame, last.header)
+    return head_if_unchanged(store, last.frame, last.header)
 
 
 class Standing(Enum):
@@ -130,7 +133,7 @@ class Standing(Enum):
     """A frame that cannot be read, and that the entry does not name."""
 
 
-def _standing(entry: Entry, occupant: Occupant) -> Standing:
+def _standing(entry: PendingStep, occupant: Occupant) -> Standing:
     if occupant.name is None:
         return Standing.NOTHING
     if entry.after and occupant.state == entry.after:
@@ -196,12 +199,12 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
 
 
 def action_of(
-    entry: Entry,
+    entry: PendingStep,
     store_of: StoreOf,
     path: str,
     *,
     store: Store | None = None,
-    last: Snapshot | None = None,
+    last: Revision | None = None,
 ) -> tuple[Occupant, Action]:
     """Return the occupant of a member's place, and the step that the member's entry still requires.
 
@@ -217,7 +220,7 @@ def action_of(
     return occupant, action
 
 
-def _decide(entry: Entry, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
+def _decide(entry: PendingStep, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
     """Look up the action of an entry in the table."""
     standing = _standing(entry, occupant)
     row = TABLE[standing, _STAGED]
@@ -228,7 +231,7 @@ def _decide(entry: Entry, store_of: StoreOf, path: str, occupant: Occupant, stor
     return TABLE[standing, is_staged][entry.kind]
 
 
-def _is_staged(entry: Entry, store_of: StoreOf, path: str, store: Store) -> bool:
+def _is_staged(entry: PendingStep, store_of: StoreOf, path: str, store: Store) -> bool:
     """Whether the new tail, index or frame of an entry is stored."""
     if entry.kind == "delete":
         return False
@@ -251,27 +254,74 @@ def _is_staged(entry: Entry, store_of: StoreOf, path: str, store: Store) -> bool
 # Readers.
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalMember:
+    """The owner of a local frame while a step of its group's commit is pending: the group.
+
+    Parameters
+    ----------
+    group : Store
+        The group.
+    path : str
+        The path of the member.
+    """
+
+    group: Store
+    path: str
+
+    may_move: ClassVar[bool] = True
+    lists_revisions: ClassVar[bool] = False
+
+    def load(self, last: Revision, *, even_new: bool = False) -> Revision:
+        """Load the present state by the manifest; see `b2array.frame.revision.Owner`."""
+        if last.at is not None and last.at.packed:
+            # A snapshot of the group has packed this state: no ledger of the frame lists it.
+            return last
+        manifest, _ = read_manifest(self.group, versioned=False)
+        current = load_local_member(self.group, manifest, self.path)
+        return require_same_frame(last, current, even_new=even_new)
+
+
+def load_local_member(
+    group: Store,
+    manifest: Manifest,
+    path: str,
+    last: Remembered | None = None,
+) -> Revision:
+    """Load the state of a member of a local group, as it is after the pending steps in the manifest.
+
+    While a step is pending, the owner of the state is a `LocalMember`. If the member still has its `last` state, this
+    does not parse it again. FileNotFoundError: there is no such member.
+    """
+    if manifest.rows is not None:
+        # The group was copied from an object store, and nobody has written to it since.
+        member = BucketMember(KnownManifest(group), path.rpartition(".")[0])
+        return replace(load_member(member, manifest), owner=ALONE)
+    owner = LocalMember(group, path)
+    return read_member(group.below, manifest, path, owner=owner, last=last)
+
+
 def read_member(
     store_of: StoreOf,
     manifest: Manifest,
     path: str,
     *,
-    again: Callable[..., Snapshot] | None = None,
+    owner: Owner = ALONE,
     last: Remembered | None = None,
-) -> Snapshot:
+) -> Revision:
     """Load the state of a member according to the manifest; FileNotFoundError if there is no such member.
 
-    If the state is not in the member's place yet, its `Snapshot.again` is set to `again`. If the member
-    still has its `last` state, this does not parse it again.
+    If the state is not in the member's place yet, the result has this `owner`. If the member still has its `last`
+    state, this does not parse it again.
     """
     entry = manifest.log.get(path)
     store = store_of(path)
     if last is not None and entry is None:
         state, header = last
-        head = snapshot.head_if_unchanged(store, state.frame, header)
+        head = head_if_unchanged(store, state.frame, header)
         if head is not None:
             revision = state.frame.fingerprint.hex()
-            return Snapshot(store, state, 0, head.version, revision, head.unique, header)
+            return Revision(store, state, 0, head.version, revision, ALONE, head.unique, header)
     if entry is not None:
         occupant, action = action_of(entry, store_of, path)
         if action is Action.TAKE_OUT:
@@ -279,25 +329,25 @@ def read_member(
         if action.is_pending:
             try:
                 staged = _load_staged(store_of, path, entry, occupant)
-                return replace(staged, again=again)
+                return replace(staged, owner=owner)
             except (*MISSING, FormatError):
                 # If another process has just applied the entry, the place has changed, and the code below reads it.
                 if inspect_place(store).state == occupant.state:
                     raise stale_reader(store.url) from None
         elif occupant.frame is not None:
             return occupant.frame
-    return snapshot.load(store)
+    return load(store)
 
 
-def _load_staged(store_of: StoreOf, path: str, entry: Entry, occupant: Occupant) -> Snapshot:
+def _load_staged(store_of: StoreOf, path: str, entry: PendingStep, occupant: Occupant) -> Revision:
     """Load the state of a member after its entry from the staged files."""
     if entry.kind == "patch":
-        return snapshot.load_from_header(store_of(path), entry.header, occupant.version)
+        return load_from_header(store_of(path), ALONE, entry.header, occupant.version)
     staged = store_of(entry.aside(path))
     if entry.kind == "index":
         content = b"".join(staged.pieces())
-        return snapshot.load_from_header(store_of(path), content, occupant.version)
-    frame = snapshot.load(staged)
+        return load_from_header(store_of(path), ALONE, content, occupant.version)
+    frame = load(staged)
     if frame.generation != entry.after:
         # Applying the entry swaps the frames, so this may be the old one.
         raise FileNotFoundError(f"{staged.url} was applied")

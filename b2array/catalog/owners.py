@@ -1,0 +1,343 @@
+"""The owners of frames, and `load`: which state of a frame counts.
+
+A frame outside of groups is `Alone`: it has one index, which every commit replaces. A member of a group in an object
+store has a revision for each commit of the group, and the group's manifest lists the revision that counts: its owner is
+a `BucketMember`. The index under the usual name is a published copy, for readers that do not know the group. A note in
+this copy tells `load` that there is a group.
+
+On a local disk, the files are the members. A member has another owner than itself only while a step of the group's
+commit is pending: see `b2array.catalog.redo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from b2array.catalog.known_manifests import KnownManifest
+from b2array.catalog.manifest import Manifest, Row, data_path, index_name, is_index_name
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
+from b2array.frame.kept_states import load_kept_state
+from b2array.frame.revision import Revision, head_if_unchanged, read_frame, read_named
+from b2array.store.base import Store, Version, where
+
+__all__ = [
+    "ALONE",
+    "Alone",
+    "BucketMember",
+    "find_damage",
+    "find_frame",
+    "load",
+    "load_member",
+    "load_published",
+    "load_revision",
+    "require_same_frame",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The owner of a frame that commits for itself, as far as its readers know. A group may adopt it later."""
+
+    may_move: ClassVar[bool] = False
+    lists_revisions: ClassVar[bool] = False
+
+    def load(self, last: Revision, *, even_new: bool = False) -> Revision:
+        """Load the present state of the frame; see `b2array.frame.revision.Owner`.
+
+        Header and fingerprint identify every state that b2array has written. If a group has adopted the frame since,
+        the result has the group as its owner.
+        """
+        if last.at is not None and last.at.group and last.at.packed:
+            # A snapshot of a group has packed this state: no ledger of the frame lists it.
+            return last
+        if last.header and last.frame.is_ours:
+            head = head_if_unchanged(last.store, last.frame, last.header, last.start, last.name)
+            if head is not None:
+                return replace(last, version=head.version, unique=head.unique)
+        current = load(last.store, start=last.start, bare=last.at is not None)
+        return require_same_frame(last, current, even_new=even_new)
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketMember:
+    """The owner of a frame in a group in an object store: the group.
+
+    Parameters
+    ----------
+    known : KnownManifest
+        The manifest of the group, as this process last saw it.
+    name : str
+        The name of the member.
+    published : Version, optional
+        The version of the published index, if the state is published and the version is known: the commit that
+        publishes the next state replaces this version, without a request to read it.
+    """
+
+    known: KnownManifest
+    name: str
+    published: Version | None = None
+
+    @property
+    def group(self) -> Store:
+        """The store of the group."""
+        return self.known.group
+
+    may_move: ClassVar[bool] = False
+    lists_revisions: ClassVar[bool] = True
+
+    def own(self, published: Revision) -> Revision:
+        """Return a published state with this owner, which then knows the version of the published index."""
+        return replace(published, owner=replace(self, published=published.version))
+
+    def load(self, last: Revision, *, even_new: bool = False) -> Revision:
+        """Load the state that the manifest lists; see `b2array.frame.revision.Owner`."""
+        manifest, _ = self.known.read()
+        if manifest.rows is None:
+            # No commit of the group has written its manifest yet.
+            current = self.own(load_published(last.store))
+            return require_same_frame(last, current, even_new=even_new)
+        row = manifest.rows.get(self.name)
+        if last.at is None and row is not None and row.revision == last.generation:
+            return last
+        current = load_member(self, manifest)
+        return require_same_frame(last, current, even_new=even_new)
+
+
+def require_same_frame(last: Revision, current: Revision, *, even_new: bool) -> Revision:
+    """Return the `current` state of a frame, or load the state under the name that `last` has.
+
+    ConflictError: it is another frame, and not `even_new`; or the frame does not keep that state any more.
+    """
+    if last.at is not None:
+        return load_kept_state(current, last.at.name, last.at.generation)
+    is_same = current.state.annotations.identity == last.state.annotations.identity
+    if not is_same and not even_new:
+        raise ConflictError(
+            f"{last.url} was deleted and made again since it was opened; open it again, or call refresh()"
+        )
+    return current
+
+
+def load(
+    store: Store,
+    *,
+    start: int = 0,
+    bare: bool = False,
+    with_contents: bool = False,
+    cached: bool = False,
+    accepts: Callable[[Version], bool] | None = None,
+) -> Revision:
+    """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
+
+    More requests than for `read_frame` follow if the frame notes that it is in a group. The parameters are as for
+    `read_frame`.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no frame, or the group does not list it any more.
+    """
+    published = load_published(
+        store,
+        start=start,
+        bare=bare,
+        with_contents=with_contents,
+        cached=cached,
+        accepts=accepts,
+    )
+    return _follow_group(published, bare=bare, cached=cached)
+
+
+def load_published(
+    store: Store,
+    *,
+    start: int = 0,
+    bare: bool = False,
+    with_contents: bool = False,
+    sparse: bool | None = None,
+    cached: bool = False,
+    accepts: Callable[[Version], bool] | None = None,
+) -> Revision:
+    """Read the frame that a store holds, even if its group lists another state; see `read_frame`."""
+    return read_frame(
+        store,
+        ALONE,
+        start=start,
+        bare=bare,
+        with_contents=with_contents,
+        sparse=sparse,
+        cached=cached,
+        accepts=accepts,
+    )
+
+
+def find_frame(store: Store) -> Revision | None:
+    """Load the frame that a new one would replace; None if there is no readable frame."""
+    # A group may list another revision of the frame, or may have deleted it.
+    for read in (load, load_published):
+        # A frame that cannot be read may be replaced like any other file.
+        with suppress(FileNotFoundError, FormatError, UnsupportedError):
+            return read(store)
+    return None
+
+
+# Members of groups in object stores.
+
+
+def _follow_group(published: Revision, *, bare: bool, cached: bool = False) -> Revision:
+    """Load the state that the group of a published frame lists; return a frame outside of groups unchanged."""
+    noted = published.state.annotations.group_commit
+    if noted is None or published.start or published.store.can.local:
+        return published
+    store_of = published.store.around(noted.path)
+    if store_of is None:
+        # The frame was copied to another path.
+        return published
+    known = KnownManifest(store_of(""))
+    try:
+        manifest, _ = known.read(cached=cached)
+    except PermissionError:
+        # Without permission to list, a server gives the same answer for a missing object.
+        return published
+    if manifest.identity != noted.identity or manifest.rows is None:
+        return published
+    member = BucketMember(known, noted.path.rpartition(".")[0])
+    row = manifest.rows.get(member.name)
+    if row is None or row.path != noted.path:
+        raise FileNotFoundError(f"{published.url} was deleted")
+    if row.revision in ("", published.generation):
+        return member.own(published)
+    try:
+        return load_revision(member, row, bare=bare, cached=cached)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(
+            f"{published.url}: expected revision {row.revision}, which the group lists, found none"
+        ) from None
+
+
+def load_member(
+    member: BucketMember,
+    manifest: Manifest,
+    *,
+    last: Revision | None = None,
+    for_writing: bool = False,
+    cached: bool = False,
+) -> Revision:
+    """Load the state of a member that a manifest lists.
+
+    Parameters
+    ----------
+    member : BucketMember
+        The member.
+    manifest : Manifest
+        The manifest of its group.
+    last : Revision, optional
+        A state of the member that was read before, which is returned if the manifest still lists it.
+    for_writing : bool
+        Whether to read the published index if that is the listed state, so that the next commit knows its version.
+    cached : bool
+        As for `read_frame`.
+
+    Raises
+    ------
+    FileNotFoundError
+        The manifest does not list the member, or `vacuum` has removed the revision after a later commit.
+    """
+    row = (manifest.rows or {}).get(member.name)
+    if row is None:
+        raise FileNotFoundError(f"{where(member.known.url, member.name)} was deleted")
+    if last is not None and row.revision and row.revision == last.generation:
+        return last
+    store = member.group.below(row.path)
+    if row.revision and not (for_writing and row.sparse):
+        try:
+            return load_revision(member, row, cached=cached)
+        except (FileNotFoundError, FormatError):
+            copy = _published_copy(member, row)
+            if copy is None:
+                raise
+            return copy
+    try:
+        # A row that was made from a list of files may have the wrong kind of frame.
+        sparse = row.sparse if row.revision else None
+        published = load_published(store, with_contents=True, sparse=sparse, cached=cached)
+    except (FileNotFoundError, NotADirectoryError):
+        if not row.revision:
+            raise
+        return load_revision(member, row, cached=cached)
+    if row.revision not in ("", published.generation):
+        return load_revision(member, row, cached=cached)
+    listed = None if row.revision else _follow_mount(published, row)
+    return listed or member.own(published)
+
+
+def _follow_mount(published: Revision, row: Row) -> Revision | None:
+    """Load the state that an inner group lists, if a row's member belongs to one; None for a member of this group."""
+    noted = published.state.annotations.group_commit
+    if noted is None or noted.path == row.path:
+        return None
+    listed = _follow_group(published, bare=False)
+    return listed if listed.owner.lists_revisions else None
+
+
+def _published_copy(member: BucketMember, row: Row) -> Revision | None:
+    """Return the published copy of a revision whose index is damaged or missing; None if another state is published."""
+    try:
+        published = load_published(member.group.below(row.path), with_contents=True, sparse=row.sparse)
+    except (OSError, B2ArrayError):
+        # The caller raises the error of the revision.
+        return None
+    if published.generation != row.revision:
+        return None
+    return member.own(published)
+
+
+def find_damage(published: Revision) -> tuple[str, str] | None:
+    """Check the index that a group lists, after a read of the published copy; return its name and error if it is bad.
+
+    None if the listed index is intact, or if `published` is not such a copy.
+    """
+    member = published.owner
+    if not isinstance(member, BucketMember) or is_index_name(published.name) or not published.generation:
+        return None
+    manifest, _ = member.known.read()
+    row = (manifest.rows or {}).get(member.name)
+    if row is None or row.revision != published.generation:
+        return None
+    name = index_name(row.revision) if row.sparse else data_path(row.revision)
+    place = where(published.url if row.sparse else member.group.url, name)
+    try:
+        load_revision(member, row)
+    except FileNotFoundError:
+        return name, f"{place}: expected the index that the group lists, found none"
+    except (FormatError, UnsupportedError) as error:
+        return name, f"{place}: the index that the group lists cannot be read: {error}"
+    return None
+
+
+def load_revision(
+    member: BucketMember,
+    row: Row,
+    *,
+    bare: bool = False,
+    cached: bool = False,
+) -> Revision:
+    """Load the revision of a member that a row lists. Raises the errors of `load_member`."""
+    if row.sparse:
+        store = member.group.below(row.path)
+        name = index_name(row.revision)
+    else:
+        store = member.group.below(data_path(row.revision), shown_as=row.path)
+        name = ""
+    # The version of the published index, which `member` may know, is of another state.
+    owner = replace(member, published=None)
+    revision = read_named(store, owner, name, bare=bare, with_contents=True, cached=cached)
+    if revision.generation != row.revision:
+        raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
+    return revision

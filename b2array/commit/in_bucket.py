@@ -1,0 +1,541 @@
+"""`Bucket`: how `commit_group` commits to a group in an object store.
+
+Before the commit, the writer puts objects only where no reader looks: chunks under numbers that no chunk had before,
+and the index of each changed member under the name of its revision. Then one conditional write replaces the manifest,
+whose rows name these revisions. That write is the commit.
+
+After the commit, the writer publishes each member's index under the usual name, for readers that do not know the group,
+unless a later index is already there. A writer that is killed before the commit leaves objects that no row names, and
+`b2array.vacuum` removes them. A writer that is killed after the commit leaves a published index that is one commit old.
+
+If another writer was faster, this one reads the manifest again. If the rows of its members are still the same, the
+prepared objects remain valid, and the writer only writes the manifest again. Otherwise, it puts its changes on top of
+the new state, or raises ConflictError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from b2array import threads
+from b2array.catalog.census import complete_manifest
+from b2array.catalog.known_manifests import KnownManifest, another_group
+from b2array.catalog.manifest import Manifest, Row, index_name, is_embedded, name_of
+from b2array.catalog.names_of_members import Members
+from b2array.catalog.owners import BucketMember, load_member
+from b2array.commit import unwritten
+from b2array.commit.draft import Draft, rise_above
+from b2array.commit.group_commit import (
+    Committed,
+    GroupChange,
+    Held,
+    Locks,
+    MemberChange,
+    Overtaken,
+    PresentMembers,
+    commit_group,
+)
+from b2array.commit.manifests import replace_manifest
+from b2array.commit.outcomes import create_under_own_name, look_at_frame, write_once
+from b2array.commit.plan import CommitStep, Plan, plan
+from b2array.commit.prepare import make_objects, make_plan, observe, pieces, require_files, whole
+from b2array.commit.publication import publish_new, publish_revision, remove_published, store_of_revision
+from b2array.commit.snapshot_changes import SnapshotChanges
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
+from b2array.format.annotations import GroupCommit
+from b2array.format.state import State
+from b2array.frame.revision import Owner, Revision
+from b2array.store.base import MISSING, Store, Version, attempts, conflict, too_many_conflicts
+
+__all__ = ["Bucket", "commit_member", "map_concurrently", "write_earlier_revision"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AT_ONCE = 16
+"""How many members a commit prepares or publishes at the same time."""
+
+
+def commit_member(draft: Draft) -> Revision:
+    """Commit one member through its group: changes of the member, or a new frame in its place.
+
+    Raises the errors of `commit_group`, and ValueError if the frame is not a member of a group.
+    """
+    base = draft.destination.old if draft.base is None else draft.base
+    owner = None if base is None else base.owner
+    if base is None or not isinstance(owner, BucketMember):
+        raise ValueError(f"{draft.url}: expected a member of a group, found a frame by itself")
+    manifests, url = owner.known, owner.known.url
+    begun, version = manifests.last_seen()
+    noted = base.state.annotations.group_commit
+    row = (begun.rows or {}).get(owner.name)
+    # The commit takes the path from the row, if there is one by then.
+    path = row.path if row is not None else (owner.name if noted is None else noted.path)
+    # A new frame replaces whatever is in the place of the member.
+    removed = {owner.name: path} if draft.base is None else {}
+    change = GroupChange(
+        url,
+        begun,
+        version,
+        Members(),
+        begun.identity,
+        explicit=False,
+        snapshots=SnapshotChanges(url, begun),
+        members={path: MemberChange(owner.name, draft)},
+        removed=removed,
+    )
+    change.find_written()
+    committed = commit_group(Bucket(manifests), change)
+    return next(iter(committed.states.values()))
+
+
+def map_concurrently(
+    function: Callable[[T], R],
+    items: Collection[T],
+) -> list[R]:
+    """Call a function for each item, and return the results in order; several calls run at a time.
+
+    Most calls wait for requests.
+    """
+    width = min(len(items), _AT_ONCE)
+    return list(threads.ahead(function, list(items), max(1, width)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Revised:
+    """A revision that waits until the manifest lists it.
+
+    Parameters
+    ----------
+    draft : Draft
+        The changes of the member.
+    source : Draft
+        The draft with the chunks that the revision contains: `draft`, or a draft of the whole contiguous frame.
+    plan : Plan
+        The packed state.
+    row : Row
+        The row for the manifest.
+    identity : str
+        The identity of the group.
+    base : str
+        The revision that this revision replaces; "" for a new member.
+    stored : Version, optional
+        The version of the object with the index.
+    published : Version, optional
+        For a new member, the version of its published index. The commit publishes a new member before it writes the
+        manifest, so that no other frame can occupy the place.
+    """
+
+    draft: Draft
+    source: Draft
+    plan: Plan
+    row: Row
+    identity: str
+    base: str
+    stored: Version | None
+    published: Version | None
+
+    def still_fits(self, manifest: Manifest) -> bool:
+        """Whether the revision that an earlier attempt has prepared can be listed in a manifest as it is."""
+        row = (manifest.rows or {}).get(name_of(self.row.path))
+        # After a long time, `vacuum` may have removed the prepared index.
+        if self.identity != manifest.identity or self.draft.staging.is_old:
+            return False
+        if self.draft.base is None:
+            return row is None or self.row.number > row.number
+        return row is not None and row.revision == self.base
+
+
+class Bucket:
+    """The medium of a group in an object store.
+
+    Parameters
+    ----------
+    manifests : KnownManifest
+        The manifest of the group.
+    """
+
+    def __init__(self, manifests: KnownManifest) -> None:
+        self.store = manifests.group
+        self._known = manifests
+        self._is_first = True
+        # The revisions that this attempt or an earlier one has prepared, by the names of members.
+        self._revised: dict[str, _Revised] = {}
+
+    def complete(self, change: GroupChange) -> None:
+        """Encode open chunks."""
+        map_concurrently(lambda member: unwritten.complete(member.draft), change.written.values())
+
+    def look(self, change: GroupChange, locks: Locks) -> Held:  # noqa: ARG002
+        """Read the manifest, unless the attempt is the first one; if it has no rows, write it with rows first.
+
+        Overtaken: another writer has written the manifest with rows first.
+        """
+        # Under a lock, no writer can replace the manifest after it was read. Without one, the conditional write fails
+        # if the manifest of the start is out of date: so most commits do not read it again.
+        if self._is_first and not self.store.can.lock:
+            before, version = change.begun, change.version
+        else:
+            before, version = self._known.read()
+        self._is_first = False
+        if change.begun.identity not in ("", before.identity):
+            raise another_group(self.store.url)
+        if before.rows is None or not before.identity:
+            # A member's note of its group counts only if a manifest lists the member, so write the manifest first.
+            before = complete_manifest(self.store, before)
+            before = replace(before, identity=before.identity or change.identity or os.urandom(8).hex())
+            _require_listed(change, before)
+            try:
+                replace_manifest(self._known, before, version)
+            except ConflictError:
+                raise Overtaken from None
+            before, version = self._known.last_seen()
+        return Held(before, version, _find_facts(change, before), [])
+
+    # Staging.
+
+    def stage(self, change: GroupChange, holding: Held) -> None:
+        """Adopt members that note no group yet, rebase the drafts, and write the new revisions.
+
+        Revisions that an earlier attempt has prepared for the same rows stay. ConflictError: another writer has changed
+        the same chunks, or files were removed.
+        """
+        self._adopt(change, holding.before)
+        members = {member.name: (path, member) for path, member in change.written.items()}
+        self._revised = {name: revised for name, revised in self._revised.items() if name in members}
+        ready = {name for name, revised in self._revised.items() if revised.still_fits(holding.before)}
+        for name in ready:
+            require_files(self._revised[name].plan, members[name][1].draft)
+        waiting = [name for name in members if name not in ready]
+        revised = map_concurrently(lambda name: self._revise(holding.before, *members[name]), waiting)
+        self._revised.update(zip(waiting, revised, strict=True))
+        for name, each in self._revised.items():
+            holding.staged.rows[name] = each.row
+            holding.staged.states[each.row.path] = each.plan.require_state(), each.plan.header
+
+    def _adopt(self, change: GroupChange, manifest: Manifest) -> None:
+        """Commit a note of the group to members that the commit names but does not write, unless they note it already.
+
+        ConflictError: a member that was read or moved has changed since.
+        """
+        rows = manifest.rows or {}
+        removed = {*change.removed.values()}
+        for path, state in change.unadopted.items():
+            row = rows.get(name_of(path))
+            is_written = path in change.written and path not in removed
+            if is_written or row is None or row.revision or _is_adopted(state, manifest, row):
+                continue
+            # A later attempt at the commit must know the state that this one has made.
+            change.unadopted[path] = _adopt(state, GroupCommit(manifest.identity, 0, row.path))
+        self._adopt_removed([path for path in removed if path not in change.unadopted], manifest)
+
+    def _adopt_removed(self, paths: Collection[str], manifest: Manifest) -> None:
+        """Commit a note of the group to members that the commit deletes or replaces, unless they note it already.
+
+        Another writer may have opened such a member by its URL. Without the note, its next commit would be acknowledged
+        and then lost; and if this writer were killed after the commit, the member could still be opened by its URL.
+        """
+        rows = manifest.rows or {}
+
+        def adopt(name: str) -> None:
+            """Adopt the present state of a member, unless it cannot be read: then nobody else can change it, either."""
+            with suppress(*MISSING, FormatError, UnsupportedError):
+                member = BucketMember(self._known, name)
+                _adopt_latest(member, load_member(member, manifest), manifest)
+
+        names = [name_of(path) for path in paths if not is_embedded(path)]
+        map_concurrently(adopt, [name for name in names if name in rows and not rows[name].revision])
+
+    def _revise(self, manifest: Manifest, path: str, member: MemberChange) -> _Revised:
+        """Rebase a draft, write its revision where no reader looks yet, and return it.
+
+        The draft notes the commit. A contiguous member is written as a whole, after copying its chunks. A new member is
+        also published. ConflictError: files of new chunks were removed.
+        """
+        draft, group = member.draft, self.store
+        row = (manifest.rows or {}).get(member.name)
+        if draft.base is None:
+            rise_above(draft, manifest.gone.get(path, 0))
+        else:
+            _rebase_and_adopt(BucketMember(self._known, member.name), draft, manifest)
+            path = path if row is None else row.path
+        base = "" if draft.base is None or row is None else row.revision
+        number = manifest.number + 1
+        draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
+        source = draft
+        next_plan = make_plan(draft, draft.base)
+        # A contiguous member is one object, and an object store cannot append: write all chunks to a new object.
+        if next_plan.step == CommitStep.COMPACT and draft.base is not None:
+            source = whole(draft, draft.base)
+            next_plan = make_plan(source, None)
+        require_files(next_plan, draft)
+        make_objects(next_plan, draft)
+        state = next_plan.require_state()
+        new_row = Row(path, state.frame.fingerprint.hex(), draft.sparse, number, _next_number(draft, path, manifest))
+        published = None
+        if draft.base is None and row is None:
+            content = b"".join(pieces(next_plan, source))
+            published = publish_new(group, new_row, manifest.identity, state, content)
+        name = index_name(new_row.revision) if new_row.sparse else ""
+        stored = create_under_own_name(store_of_revision(group, new_row), name, pieces(next_plan, source))
+        return _Revised(draft, source, next_plan, new_row, manifest.identity, base, stored, published)
+
+    def unstage(self, holding: Held) -> None:
+        """Remove nothing: requests may still be under way, and `vacuum` removes what no manifest names."""
+
+    def forget(self, path: str, member: MemberChange) -> None:
+        """Remove nothing, for the same reason."""
+
+    def discard(self, change: GroupChange) -> None:
+        """Remove nothing, for the same reason."""
+
+    # The commit.
+
+    def write(self, change: GroupChange, holding: Held, after: Manifest, objects: Mapping[str, bytes]) -> None:
+        """Write the lists that the manifest names, and then the manifest. Overtaken: another writer was faster."""
+        for name, content in objects.items():
+            create_under_own_name(self.store, name, content)
+
+        def keep() -> None:
+            """Make the drafts keep their files when they end, because the manifest may name them."""
+            change.note_unknown()
+            for member in change.members.values():
+                member.draft.staging.files.is_needed = True
+
+        try:
+            change.committed = replace_manifest(self._known, after, holding.version, is_commit=True, keep=keep)
+        except ConflictError:
+            raise Overtaken from None
+
+    # Publishing.
+
+    def publish(self, change: GroupChange, holding: Held) -> Committed:
+        """Publish the new revisions that the manifest still lists; remove the published indexes of deleted members."""
+        newest, version = self._known.last_seen()
+        names = {*change.removed, *self._revised}
+        remove_published(self.store, holding.before, newest, names)
+        revised = list(self._revised.values())
+        states = map_concurrently(partial(self._publish_one, newest), revised)
+        for each in revised:
+            if each.source is not each.draft:
+                each.source.abort()
+        by_path = {each.row.path: state for each, state in zip(revised, states, strict=True)}
+        return Committed(newest, version, by_path)
+
+    def _publish_one(self, newest: Manifest, revised: _Revised) -> Revision:
+        """Publish a revision if the manifest still lists it, and return the new state of the member."""
+        row, name = revised.row, name_of(revised.row.path)
+        version = revised.published
+        row_now = (newest.rows or {}).get(name)
+        state = revised.plan.require_state()
+        if version is None and row_now is not None and row_now.revision == row.revision:
+            base = None if revised.draft.base is None else revised.draft.base.owner
+            expected = base.published if isinstance(base, BucketMember) else None
+            content = b"".join(pieces(revised.plan, revised.source))
+            # Readers that know the group find the revision all the same.
+            with suppress(OSError, B2ArrayError):
+                version = publish_revision(self.store, row, revised.identity, state, content, expected)
+        return Revision(
+            store_of_revision(self.store, row),
+            state,
+            0,
+            revised.stored,
+            row.revision,
+            BucketMember(self._known, name, version),
+            header=revised.plan.header,
+            name=index_name(row.revision) if row.sparse else "",
+        )
+
+
+def _find_facts(change: GroupChange, before: Manifest) -> PresentMembers:
+    """Return what the checks of a change need, from the rows of the manifest before the commit."""
+    rows = before.rows or {}
+    states = {}
+    for path in change.only_read():
+        row = rows.get(name_of(path))
+        if row is not None and row.path == path:
+            states[path] = row.revision
+            if path in change.unadopted and not row.revision:
+                # The adoption of the member finds out whether its state is still the same.
+                states[path] = change.moved.get(path) or change.read[path]
+    near = Members()
+    if change.new_names():
+        near = Members({name: rows[name].path for name in rows.keys() - change.removed.keys()})
+    members = before.members if change.snapshots.new and change.explicit else None
+    return PresentMembers(states, near, members)
+
+
+def _require_listed(change: GroupChange, manifest: Manifest) -> None:
+    """Raise ConflictError if a group that has lost its manifest has lost a member to change as well.
+
+    Then the whole group was probably deleted, and a new manifest would make it again.
+    """
+    for member in change.written.values():
+        if not member.is_new and member.name not in (manifest.rows or {}):
+            raise _make_missing_error(member.draft)
+
+
+def _make_missing_error(draft: Draft) -> ConflictError:
+    """Return the error for a commit that cannot find a member to change."""
+    return ConflictError(f"{draft.url} was deleted or moved since it was opened")
+
+
+def _rebase_and_adopt(member: BucketMember, draft: Draft, manifest: Manifest) -> None:
+    """Put the changes of a draft on top of the listed state of its member; adopt the member if it notes no group.
+
+    ConflictError: another writer has changed the same chunks, or the member is gone.
+    """
+    if draft.base is None:
+        raise ValueError(f"{draft.url}: expected a draft of an existing member, found one of a new member")
+    try:
+        current = load_member(member, manifest, last=draft.base)
+    except MISSING:
+        raise _make_missing_error(draft) from None
+    draft.rebase(current)
+    if not (manifest.rows or {})[member.name].revision:
+        _adopt_latest(member, current, manifest, draft)
+
+
+def _is_adopted(state: Revision, manifest: Manifest, row: Row) -> bool:
+    """Whether a member notes the group of a manifest, at the path in its row."""
+    return state.state.annotations.is_member(manifest.identity, row.path)
+
+
+def _adopt_latest(
+    member: BucketMember,
+    current: Revision,
+    manifest: Manifest,
+    draft: Draft | None = None,
+) -> None:
+    """Adopt the latest state of a member without a revision, and put the changes of the draft, if any, on top of it.
+
+    ConflictError: another writer has changed the same chunks.
+    """
+    row = (manifest.rows or {})[member.name]
+    for _ in attempts(current.store):
+        if _is_adopted(current, manifest, row):
+            return
+        try:
+            adopted = _adopt(current, GroupCommit(manifest.identity, 0, row.path))
+        except ConflictError:
+            # Another writer was faster: adopt the new state.
+            current = load_member(member, manifest)
+            if draft is not None:
+                draft.rebase(current)
+        else:
+            if draft is not None:
+                draft.rebase(adopted, is_equal=True)
+            return
+    raise too_many_conflicts(current.store)
+
+
+def _adopt(current: Revision, note: GroupCommit) -> Revision:
+    """Replace the published index of a frame by an equal one that notes its group, and return the new state.
+
+    A writer that opened the frame earlier then fails to replace the index, and learns that the group exists. All chunks
+    stay in their places, because the caller's draft may refer to them. ConflictError: another writer was faster.
+    """
+    draft = Draft(current.store, current)
+    try:
+        draft.annotate(group_commit=note)
+        change = draft.freeze()
+        # The plan of an append keeps the chunks in their places, although the object is then rewritten as a whole.
+        facts = replace(observe(change, current, draft), appendable=True)
+        next_plan = plan(change, current, facts)
+        next_plan = next_plan.otherwise or next_plan
+        chunks = () if current.sparse else _chunks_of(current)
+        content = b"".join(pieces(next_plan, draft, chunks))
+    finally:
+        draft.staging.close()
+    state = next_plan.require_state()
+    written = write_once(
+        current.store,
+        partial(current.store.replace, current.name, content, expected=current.version),
+        partial(look_at_frame, current.store, state, current.version, sparse=current.sparse),
+    )
+    version = written.version
+    if written.content is not None and written.content.generation != state.frame.fingerprint.hex():
+        # The group has committed at once.
+        raise conflict(current.url)
+    return Revision(
+        current.store,
+        state,
+        0,
+        version,
+        state.frame.fingerprint.hex(),
+        _with_published(current.owner, version),
+        header=next_plan.header,
+    )
+
+
+def _with_published(owner: Owner, version: Version | None) -> Owner:
+    """Return the owner of a member, which then knows the version of the published index."""
+    return replace(owner, published=version) if isinstance(owner, BucketMember) else owner
+
+
+def _chunks_of(revision: Revision) -> list[memoryview]:
+    """Read the chunks of a contiguous frame."""
+    content = b"".join(revision.store.pieces(revision.name))
+    start = len(revision.header)
+    return [memoryview(content)[start : revision.frame.frame_len]]
+
+
+def write_earlier_revision(
+    group: Store,
+    draft: Draft,
+    path: str,
+    state: State,
+    note: GroupCommit,
+) -> Row:
+    """Write the index of an earlier state, whose chunks the draft of a new frame has copied; return a row for it.
+
+    The manifest does not list the row. A snapshot in the copy of a group names such revisions.
+    """
+    change = draft.freeze()
+    if change.new is None:
+        raise ValueError(f"{draft.url}: expected the draft of a new frame")
+    notes = replace(
+        state.annotations,
+        identity=draft.state.annotations.identity,
+        group_commit=note,
+        next=None,
+        kept=None,
+    )
+    alone = replace(
+        change,
+        new=replace(change.new, state=state.with_annotations(notes)),
+        numbers=change.numbers[:0],
+        codes=change.codes[:0],
+        sizes=change.sizes[:0],
+        records=change.records[:0],
+        order=None,
+        geometry=None,
+        attrs={},
+        before=notes,
+        after=notes,
+        keeps=(),
+        drops=(),
+    )
+    next_plan = plan(alone, None, observe(alone, None, draft))
+    revision = next_plan.require_state().frame.fingerprint.hex()
+    following = draft.staging.next if draft.sparse else 0
+    row = Row(path, revision, draft.sparse, note.number, following)
+    name = index_name(revision) if row.sparse else ""
+    create_under_own_name(store_of_revision(group, row), name, pieces(next_plan, draft))
+    return row
+
+
+def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
+    """Return the first number that no chunk file at a path has ever had."""
+    row = (manifest.rows or {}).get(name_of(path))
+    numbers = [manifest.gone.get(path, 0)]
+    if row is not None and row.path == path:
+        numbers.append(row.next)
+    if draft.sparse:
+        numbers.append(draft.staging.next)
+    return max(numbers)
