@@ -25,7 +25,7 @@ from b2array.commit.in_bucket import commit_member
 from b2array.commit.outcomes import look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import make_objects, make_plan, pieces, require_files, whole
-from b2array.commit.unwritten import store_unwritten
+from b2array.commit.unwritten import complete
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -58,9 +58,7 @@ def commit(draft: Draft) -> Revision:
     if threads.is_ending():
         raise threads.make_ending_error()
     try:
-        draft.flush()
-        if draft.state.layout is not None and draft.state.layout.is_text:
-            store_unwritten(draft)
+        complete(draft)
         if draft.base is not None and not draft.changed:
             snapshot = draft.base
         else:
@@ -319,9 +317,7 @@ def stage(
     will replace the old one. `group_commit` names the commit in the annotations. ConflictError: another writer has
     changed the same chunks, or files of new chunks were removed.
     """
-    draft.flush()
-    if draft.state.layout is not None and draft.state.layout.is_text:
-        store_unwritten(draft)
+    complete(draft)
     for _ in attempts(draft.store):
         current = None if draft.base is None else _rebase_on_newest(draft)
         if group_commit is not None:

@@ -40,10 +40,10 @@ import struct
 import time
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import FileIO
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,8 @@ from b2array.errors import warn
 from b2array.store.secrets import redact
 
 __all__ = ["CachedPart", "DiskCache", "Usage", "current", "directory_of"]
+
+T = TypeVar("T")
 
 KEY_NBYTES = 16
 _NAME = "b2array-1"
@@ -158,19 +160,12 @@ class DiskCache:
 
     def find(self, key: bytes, ranges: Sequence[tuple[int, int]]) -> list[CachedPart]:
         """Return the parts of ranges of a content that are here."""
-        nothing = [CachedPart([], each) for each in ranges]
-        path = self._path(key)
-        try:
-            with FileIO(path) as file:
-                index = self._scan(key, file)
-                parts = [_read_range(file, index, start, stop) for start, stop in ranges]
-        except FileNotFoundError:
-            return nothing
-        except (_DamagedError, OSError):
-            self._remove(path, key)
-            return nothing
-        _touch(path, index)
-        return parts
+
+        def read(file: FileIO, index: _Index) -> list[CachedPart]:
+            return [_read_range(file, index, start, stop) for start, stop in ranges]
+
+        parts = self._read_content(key, read)
+        return [CachedPart([], each) for each in ranges] if parts is None else parts
 
     def missing(self, key: bytes, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Return for each range what the cache lacks of it, as `find` does, without reading its bytes."""
@@ -183,20 +178,30 @@ class DiskCache:
 
     def last(self, key: bytes) -> memoryview | None:
         """Return the bytes of the record of a content that was added last."""
+
+        def read(file: FileIO, index: _Index) -> memoryview | None:
+            return None if index.last is None else _read_record(file, index.last, index.last.start, index.last.stop)
+
+        return self._read_content(key, read)
+
+    def _read_content(self, key: bytes, read: Callable[[FileIO, _Index], T | None]) -> T | None:
+        """Return what a function reads from the file of a content; None if that is not here.
+
+        A damaged file is removed, and a file that was read becomes the last to make room for others.
+        """
         path = self._path(key)
         try:
             with FileIO(path) as file:
                 index = self._scan(key, file)
-                if index.last is None:
-                    return None
-                view = _read_record(file, index.last, index.last.start, index.last.stop)
+                value = read(file, index)
         except FileNotFoundError:
             return None
         except (_DamagedError, OSError):
             self._remove(path, key)
             return None
-        _touch(path, index)
-        return view
+        if value is not None:
+            _touch(path, index)
+        return value
 
     def _scan(self, key: bytes, file: FileIO) -> _Index:
         """Return the records of a file; read only those that were added since this process last looked."""
