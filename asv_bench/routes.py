@@ -4,8 +4,8 @@
 
 Each action runs twice before it is followed, so that the parts that are made once are there. A pair is two modules that
 call each other on one route; `tests/test_route.py` allows none but those that it names, outside of groups. A climb is
-a call from a module into a package above its own, through an object or a function that it was given; the same test
-names those of the commits of groups, on a disk and in an object store. The counts show what a change costs where no
+a call from a module into a higher package, through an object or a function that the module was given; the same test
+names each climb of a group's commit, on a disk and in an object store. The counts show what a change costs where no
 time can be measured; the same test limits the counts of writes.
 """
 

@@ -448,7 +448,7 @@ def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> DecodePlan:
 
 
 def _plan_of_vl_blocks(head: ChunkHead, context: Context) -> DecodePlan:
-    """Return the plan for all blocks of a chunk of variable-length blocks; its `neblock` is none of their sizes."""
+    """Return the plan for all blocks of a chunk of variable-length blocks; `neblock` is not the size of any block."""
     plan: DecodePlan | None = head.plans.get((context, False))
     if plan is None:
         header = head.header

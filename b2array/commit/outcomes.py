@@ -205,7 +205,7 @@ def look_at_frame(
     return Look(verdict, published.version, published)
 
 
-# Objects under names of their own.
+# Objects with names that nobody else uses.
 
 
 class _Sent:

@@ -125,7 +125,7 @@ class Revision(Source):
     generation : str
         The name of the state, which changes with every commit.
     owner : Owner
-        Who commits for the frame, and knows its present state.
+        Commits for the frame, and knows its present state.
     unique : str
         The identity of the file; see `b2array.store.base.Head`.
     header : bytes
@@ -534,7 +534,7 @@ def read_frame(
     store : Store
         The store.
     owner : Owner
-        Who commits for the frame.
+        Commits for the frame.
     start : int
         The offset of the frame in its file.
     bare : bool

@@ -1,4 +1,4 @@
-"""Values that are added to an array, such as those of `append`: converted to the array's type without loss, or refused.
+"""Values that are added to an array, for example by `append`: converted to the array's type without loss, or refused.
 
 Assignment is different: it casts as NumPy does (see `b2array.grid.assignment`). NumPy also cuts text, and lets integers
 and times wrap, where the types are "of the same kind". That suits an assignment, whose author sees the array. Here,
@@ -35,7 +35,7 @@ def lossless(
     dtype: np.dtype[Any],
     advice: str = WIDER,
 ) -> Array:
-    """Return values as an array that can be cast to `dtype` without loss; raise an error if there is none.
+    """Return values as an array that can be cast to `dtype` without loss; raise an error if no such array exists.
 
     The fields of records go by name. Floats may be rounded, but finite numbers remain finite.
 

@@ -245,7 +245,7 @@ def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[in
     arrays = []
     for row in rows:
         array = as_items(row, None)
-        # An empty list has no shape and no type of its own.
+        # An empty list says nothing about shape and type.
         if array.shape == (0,):
             array = np.empty((0, *item_shape), array.dtype if dtype is None else dtype)
         if array.shape[1:] != item_shape or not array.ndim:
