@@ -50,7 +50,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format.annotations import GroupCommit
 from b2array.format.state import State
 from b2array.frame.revision import Owner, Revision
-from b2array.store.base import MISSING, Store, Version, attempts, conflict, too_many_conflicts
+from b2array.store.base import MISSING, Store, Version, attempts, conflict, moved_away, too_many_conflicts
 
 __all__ = ["Bucket", "commit_member", "map_concurrently", "write_earlier_revision"]
 
@@ -377,12 +377,7 @@ def _require_listed(change: GroupChange, manifest: Manifest) -> None:
     """
     for member in change.written.values():
         if not member.is_new and member.name not in (manifest.rows or {}):
-            raise _make_missing_error(member.draft)
-
-
-def _make_missing_error(draft: Draft) -> ConflictError:
-    """Return the error for a commit that cannot find a member to change."""
-    return ConflictError(f"{draft.url} was deleted or moved since it was opened")
+            raise moved_away(member.draft.url)
 
 
 def _rebase_and_adopt(member: BucketMember, draft: Draft, manifest: Manifest) -> None:
@@ -395,7 +390,7 @@ def _rebase_and_adopt(member: BucketMember, draft: Draft, manifest: Manifest) ->
     try:
         current = load_member(member, manifest, last=draft.base)
     except MISSING:
-        raise _make_missing_error(draft) from None
+        raise moved_away(draft.url) from None
     draft.rebase(current)
     if not (manifest.rows or {})[member.name].revision:
         _adopt_latest(member, current, manifest, draft)

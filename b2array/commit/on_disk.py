@@ -48,7 +48,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import object_name, pack_state
 from b2array.format.state import State
 from b2array.frame.revision import Revision
-from b2array.store.base import MISSING, Store, Version
+from b2array.store.base import MISSING, Store, Version, moved_away
 from b2array.store.forces import together
 from b2array.store.locks import locks_below
 
@@ -107,7 +107,7 @@ class Disk:
                         member.made = commit(member.draft)
                         self._force_new(path, member)
                 except MISSING:
-                    raise _make_missing_error(member.draft.store) from None
+                    raise moved_away(member.draft.store.url) from None
 
     def _force_new(self, path: str, member: MemberChange) -> None:
         """Force the frame of a new member, in its place next to the path, and the name of the frame to the disk."""
@@ -154,7 +154,7 @@ class Disk:
         try:
             lock = store.lock(name)
         except MISSING:
-            raise _make_missing_error(store) from None
+            raise moved_away(store.url) from None
         locks.append(lock)
         lock.__enter__()
         self._locked.add(path)
@@ -206,7 +206,7 @@ class Disk:
         try:
             prepared = stage(draft, put, note)
         except MISSING:
-            raise _make_missing_error(draft.store) from None
+            raise moved_away(draft.store.url) from None
         before = "" if draft.base is None else draft.base.generation
         if draft.base is None or not draft.base.frame.is_ours:
             # The state of a frame by other software includes the time of its file, and staging has just appended to
@@ -478,8 +478,3 @@ def _pack_member(path: str, state: State) -> MemberState:
     is_sparse = state.frame.frame_type == FrameType.SPARSE
     packed = pack_state(state, pack_header(state.frame))
     return MemberState(path, state.frame.fingerprint, is_sparse, packed)
-
-
-def _make_missing_error(store: Store) -> ConflictError:
-    """Return the error for a transaction that cannot find a member to change."""
-    return ConflictError(f"{store.url} was deleted or moved since it was opened")

@@ -44,6 +44,7 @@ from b2array.store.base import (
     Store,
     Tail,
     Version,
+    moved_away,
     read_whole,
     says_more,
     stale_reader,
@@ -238,7 +239,7 @@ class Revision(Source):
         try:
             current = self.owner.load(self)
         except FileNotFoundError:
-            return ConflictError(f"{self.url} was deleted or moved since it was opened")
+            return moved_away(self.url)
         except ConflictError as error:
             return error
         except FormatError:
@@ -481,7 +482,7 @@ class Revision(Source):
         try:
             current = self.store.stamp_read(self.name).version
         except FileNotFoundError:
-            raise ConflictError(f"{self.url} was deleted or moved since it was opened") from None
+            raise moved_away(self.url) from None
         if current != self.version:
             raise stale_reader(self.url)
 

@@ -45,6 +45,7 @@ __all__ = [
     "attempts",
     "durability",
     "in_one_state",
+    "moved_away",
     "pause",
     "too_many_conflicts",
 ]
@@ -622,6 +623,11 @@ def conflict(place: str) -> ConflictError:
 def too_many_conflicts(store: Store) -> ConflictError:
     """Make the error for a writer that other writers overtook at every attempt."""
     return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
+
+
+def moved_away(url: str) -> ConflictError:
+    """Make the error for a writer whose frame or group is not at its URL any more."""
+    return ConflictError(f"{url} was deleted or moved since it was opened")
 
 
 def make_deadlock_error(place: str) -> RuntimeError:

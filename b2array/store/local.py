@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from b2array.buffers import Buffer, scratch
-from b2array.errors import ConflictError, FormatError
+from b2array.errors import FormatError
 from b2array.store import disk, forces, links
 from b2array.store.base import (
     MISSING,
@@ -34,6 +34,7 @@ from b2array.store.base import (
     conflict,
     durability,
     merge,
+    moved_away,
     scatter,
     stale_reader,
     too_short,
@@ -265,7 +266,7 @@ class LocalStore(Store):
         except MISSING:
             if before is None:
                 raise
-            raise ConflictError(f"{self.url} was deleted or moved since it was opened") from None
+            raise moved_away(self.url) from None
         status = os.fstat(file.fd)
         if before not in (None, _identity_of(status)):
             raise stale_reader(file.path)
