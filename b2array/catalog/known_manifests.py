@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from b2array import config
 from b2array.catalog.manifest import MANIFEST, Manifest
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, prefix_error
-from b2array.store.base import MISSING, Store, Version
+from b2array.store.base import MISSING, HiddenError, Store, Version
 
 __all__ = ["KnownManifest", "another_group", "read_manifest", "remember_manifest"]
 
@@ -26,6 +26,7 @@ def read_manifest(
     versioned: bool = True,
     last: Seen | None = None,
     cached: bool = False,
+    hidden_is_missing: bool = True,
 ) -> Seen:
     """Read the manifest of a group, and its version. Without a manifest, return an empty one and no version.
 
@@ -39,6 +40,9 @@ def read_manifest(
         The result of an earlier call, which is returned if the version is still the same.
     cached : bool
         Whether the content may come from the cache on disk, if the server says that it is still the same.
+    hidden_is_missing : bool
+        Whether there is no manifest if the server does not tell if there is one. Otherwise that is a `HiddenError`:
+        a writer that knows a manifest must not conclude that it is gone.
     """
     limit = config.limits.metadata_nbytes
     (head,) = group.ends_through([MANIFEST], limit)[0] if cached else group.head([MANIFEST], limit)
@@ -48,7 +52,7 @@ def read_manifest(
         # Ask for the version before the content: then the content is at least as new, and no update is lost.
         version = group.stamp(MANIFEST).version
         (head,) = group.head([MANIFEST], limit)
-    if isinstance(head, MISSING):
+    if isinstance(head, MISSING) and (hidden_is_missing or not isinstance(head, HiddenError)):
         return Manifest(), None
     if isinstance(head, Exception):
         raise head
@@ -125,11 +129,11 @@ class KnownManifest:
         """The URL of the group, without secrets."""
         return self.group.url
 
-    def read(self, *, cached: bool = False) -> Seen:
-        """Read the stored manifest, and return it with its version; `cached` is as for `read_manifest`."""
+    def read(self, *, cached: bool = False, hidden_is_missing: bool = True) -> Seen:
+        """Read the stored manifest, and return it with its version; the parameters are as for `read_manifest`."""
         cached = cached and config.disk_cache is not None
         last = None if self.is_copy and not cached else self._seen
-        self._seen = read_manifest(self.group, last=last, cached=cached)
+        self._seen = read_manifest(self.group, last=last, cached=cached, hidden_is_missing=hidden_is_missing)
         self.is_copy = cached
         return self._seen
 

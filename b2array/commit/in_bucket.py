@@ -181,7 +181,7 @@ class Bucket:
         if self._is_first and not self.store.can.lock:
             before, version = change.begun, change.version
         else:
-            before, version = self._known.read()
+            before, version = self._known.read(hidden_is_missing=not change.begun.identity)
         self._is_first = False
         if change.begun.identity not in ("", before.identity):
             raise another_group(self.store.url)

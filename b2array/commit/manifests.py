@@ -31,7 +31,7 @@ def write_manifest(
 
     def look() -> Look[Manifest]:
         """Compare the stored manifest with the manifest that was written, and with the version that it replaces."""
-        stored, now = read_manifest(group)
+        stored, now = read_manifest(group, hidden_is_missing=False)
         if stored == manifest or (is_commit and stored.follows(manifest)):
             return Look(Found.OURS, now, stored)
         return Look(Found.AS_BEFORE if now == version else Found.OTHER, now, stored)

@@ -117,14 +117,14 @@ class Write(NamedTuple):
 
 
 WRITES = {
-    "create a frame": Write("nothing", r"/new\.b2nd/chunks\.b2frame", make),
-    "replace an index": Write("arrays", r"/sparse\.b2nd/chunks\.b2frame", lambda at: at.array("sparse").append([9])),
-    "replace a frame": Write("arrays", r"/contiguous\.b2nd", lambda at: at.array("contiguous").append([9])),
-    "the manifest": Write("group", r"/\.b2group", transact),
-    "publication": Write("group", r"/g\.b2d/sparse\.b2nd/chunks\.b2frame", transact),
-    "adoption": Write("loose", r"/loose\.b2d/x\.b2nd/chunks\.b2frame", adopt),
-    "a revision": Write("group", r"/sparse\.b2nd/chunks\.b2frame\.[0-9a-f]{32}", transact),
-    "a whole revision": Write("group", r"/\.b2data/[0-9a-f]{32}", transact),
+    "create a frame": Write("nothing", r"[/=]new\.b2nd/chunks\.b2frame", make),
+    "replace an index": Write("arrays", r"[/=]sparse\.b2nd/chunks\.b2frame", lambda at: at.array("sparse").append([9])),
+    "replace a frame": Write("arrays", r"[/=]contiguous\.b2nd", lambda at: at.array("contiguous").append([9])),
+    "the manifest": Write("group", r"[/=]\.b2group", transact),
+    "publication": Write("group", r"[/=]g\.b2d/sparse\.b2nd/chunks\.b2frame", transact),
+    "adoption": Write("loose", r"[/=]loose\.b2d/x\.b2nd/chunks\.b2frame", adopt),
+    "a revision": Write("group", r"[/=]sparse\.b2nd/chunks\.b2frame\.[0-9a-f]{32}", transact),
+    "a whole revision": Write("group", r"[/=]\.b2data/[0-9a-f]{32}", transact),
     "a kept state": Write("arrays", r"\.b2kept", lambda at: at.array("sparse").snapshot("s")),
     "the members of a snapshot": Write("group", r"\.b2kept", lambda at: at.group().snapshot("s")),
 }
