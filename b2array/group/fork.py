@@ -29,6 +29,7 @@ from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
 from b2array.frame.fetch import read_chunks
+from b2array.frame.revision import Revision
 from b2array.frame.source import Source
 from b2array.group.listed import AnyGroup
 from b2array.group.local import NewFrame, copier_of
@@ -36,7 +37,7 @@ from b2array.store.base import Mutex
 
 __all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]
 
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Changes(ABC):
@@ -101,11 +102,11 @@ class Changes(ABC):
     def remove(
         self,
         members: Mapping[str, str],
-        states: Mapping[str, str] = NOTHING,
+        states: Mapping[str, Revision] = NOTHING,
     ) -> None:
         """Delete members, given as paths by name; a fork raises ValueError.
 
-        `states` has the generations of the copied ones, by path.
+        `states` has the states of the copied ones, by path.
         """
 
     def refresh(self) -> None:
@@ -504,7 +505,7 @@ class GroupFork(Changes):
     def remove(
         self,
         members: Mapping[str, str],
-        states: Mapping[str, str] = NOTHING,  # noqa: ARG002
+        states: Mapping[str, Revision] = NOTHING,  # noqa: ARG002
     ) -> NoReturn:
         """Raise ValueError: a worker does not know whether other workers need these members."""
         raise ValueError(f"a fork of a group cannot delete or move {sorted(members)}: do that before you fork")

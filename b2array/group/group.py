@@ -799,7 +799,7 @@ class Group(MutableMapping[str, Any]):
             copy_into = copier_of(handle, {})
             copied = Handle(commit(copy_into(None, overwrite=False)), "r+")
             # An embedded member has no generation to compare.
-            states = {} if is_embedded(path) else {path: handle.revision.generation}
+            states = {} if is_embedded(path) else {path: handle.revision}
             home.remove({full: path}, states)
         return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
 
@@ -913,7 +913,7 @@ class Group(MutableMapping[str, Any]):
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
             sources = changes._copy_members(source, changes, name)
-            states = {path: handle.revision.generation for path, handle in sources.items() if not is_embedded(path)}
+            states = {path: handle.revision for path, handle in sources.items() if not is_embedded(path)}
             old = changes._full(source.removeprefix("/"))
             home.remove(home.members().below(old), states)
 

@@ -301,11 +301,10 @@ class ListedGroup:
             return None
         return path, row.revision if row.revision or is_embedded(path) else None
 
-    def load_unadopted(self, path: str) -> Revision | None:
-        """Load the state of a member that the manifest lists without a revision; None for any other member."""
+    def is_unadopted(self, path: str) -> bool:
+        """Whether the manifest lists a member without a revision."""
         row = self.rows.get(name_of(path))
-        is_unadopted = row is not None and row.path == path and not row.revision and not is_embedded(path)
-        return self.current(path) if is_unadopted else None
+        return row is not None and row.path == path and not row.revision and not is_embedded(path)
 
     def begin_member(
         self,

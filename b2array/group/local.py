@@ -451,9 +451,9 @@ class LocalGroup:
         """
         return EMBEDDED if is_embedded(path) else path, None
 
-    def load_unadopted(self, path: str) -> None:  # noqa: ARG002
-        """Return None: members on a local disk need not note their group."""
-        return
+    def is_unadopted(self, path: str) -> bool:  # noqa: ARG002
+        """Return False: members on a local disk need not note their group."""
+        return False
 
     def begin_member(
         self,

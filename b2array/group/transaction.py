@@ -221,11 +221,11 @@ class Transaction(Changes):
     def remove(
         self,
         members: Mapping[str, str],
-        states: Mapping[str, str] = NOTHING,
+        states: Mapping[str, Revision] = NOTHING,
     ) -> None:
         """Delete members in the commit, given as paths by name; give up changes to them, and new ones, at once.
 
-        `states` are the generations of members that were copied, by path. The commit is refused if another writer
+        `states` are the states of members that were copied, by path. The commit is refused if another writer
         changes one of them first. If an inner group owns one of the members, raise ValueError and change nothing.
         """
         self._require_open()
@@ -235,21 +235,21 @@ class Transaction(Changes):
             if member is None or not member.is_new:
                 self.view.require_own(path)
         for name, path in members.items():
-            copied = states.get(path, "")
+            copied = states.get(path)
             member = change.members.get(path)
             if member is not None:
-                if copied and member.draft.base is not None:
+                if copied is not None and member.draft.base is not None:
                     # The copy includes uncommitted changes; others can only have changed the committed state.
-                    copied = member.draft.base.generation
+                    copied = member.draft.base
                 self._forget(path)
             if member is not None and member.is_new:
                 continue
             change.removed[name] = path
-            if copied:
-                change.moved[path] = copied
-                unadopted = self.view.load_unadopted(path)
-                if unadopted is not None:
-                    change.unadopted[path] = unadopted
+            if copied is not None:
+                change.moved[path] = copied.generation
+                if self.view.is_unadopted(path):
+                    # A state that is read now may have changes of another writer that the copy lacks.
+                    change.unadopted[path] = copied
         inner = [name for name in members if name in self.view.embedded_paths()]
         if inner:
             embedded.remove(SChunk(self.open_unnoted(EMBEDDED, "r+")), inner)
