@@ -791,7 +791,7 @@ def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
 def test_a_commit_whose_outcome_is_not_known_removes_nothing(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_off(*_: Any) -> None:
+    def cut_off(*_: Any, **__: Any) -> None:
         raise ConnectionError("the network is down")
 
     def lose() -> None:
