@@ -1499,12 +1499,12 @@ TestCompared = ComparedHistories.TestCase
 
 # Readers beside a writer that drops a snapshot.
 
-LISTING: dict[str, Callable[[str, Path], object]] = {
+LISTING: dict[str, Callable[[str, str], object]] = {
     "snapshots": lambda url, _: open_group(url).snapshots,
     "expire": lambda url, _: b2array.expire(url, older_than="1d"),
     "open at a time": lambda url, _: open_group(url, at="2999-01-01")["x"][...],
     "open a member at a time": lambda url, _: b2array.open(f"{url}/x.b2nd", at="2999-01-01")[...],
-    "convert": lambda url, path: b2array.convert(url, path / "copy.b2d", overwrite=True),
+    "convert": lambda url, copy: b2array.convert(url, copy, overwrite=True),
     "verify": lambda url, _: b2array.verify(url, deep=True),
     "vacuum": lambda url, _: b2array.vacuum(url, grace=0),
 }
@@ -1518,6 +1518,7 @@ def test_nobody_is_told_of_a_snapshot_that_was_dropped_while_it_was_listed(
     name: str, kind: str, long: bool, tmp_path: Path, sampled: Sampled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base_url = str(tmp_path / "g") if kind == "local" else f"memory://{tmp_path.name}"
+    copy = "memory://copy.b2d" if kind == "local" else str(tmp_path / "copy.b2d")  # only the group's store is watched
     store, operations = type(open_store(base_url)), Operations()
     if kind == "compared":
         compare(store, monkeypatch)
@@ -1529,19 +1530,20 @@ def test_nobody_is_told_of_a_snapshot_that_was_dropped_while_it_was_listed(
         group = open_group(url, "w")
         with group.transaction() as changes:
             changes["x"] = np.arange(6)
-            for number in range(40 * long):  # then the lists of members are objects
-                changes[f"a member with a long name, number {number}"] = np.arange(3)
+            for number in range(4 * long):  # with such names, the lists of members are objects
+                changes["/".join([f"{number}" * 200] * 6)] = np.arange(3)
         for snapshot in ("a", "b"):
             group.snapshot(snapshot)
             group["x"][0] = 9
         return url
 
-    count, url = len(operations.watch(lambda: LISTING[name](made(), tmp_path))), ""
+    url = made()
+    count = len(operations.watch(lambda: LISTING[name](url, copy)))
     for moment in sampled(range(count), 12):
         url = made()
         with suppress(ConflictError):
             operations.meets(
                 moment,
-                lambda: LISTING[name](url, tmp_path),  # noqa: B023
+                lambda: LISTING[name](url, copy),  # noqa: B023
                 lambda: open_group(url, "r+").drop_snapshot("b"),  # noqa: B023
             )
