@@ -13,8 +13,8 @@ from numcodecs import blosc
 
 import b2array
 from b2array.codec import cblosc
+from b2array.codec.chunk_header import CodecFormat
 from b2array.codec.codecs import _Frames
-from b2array.codec.header import CodecFormat
 from b2array.format import checksums
 from b2array.frame.fetch import fetch
 from b2array.frame.source import ChunkRequest

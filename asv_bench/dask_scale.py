@@ -25,7 +25,7 @@ from dask.core import flatten
 
 import b2array
 from b2array.array import dask as dask_io
-from b2array.commit import fork as forks
+from b2array.commit import forks
 
 COUNTS = (100, 10_000, 100_000)
 

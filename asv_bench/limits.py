@@ -33,7 +33,7 @@ from b2array.commit import staging
 from b2array.format import checksums
 from b2array.frame import cache
 from b2array.store import disk
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.spool import Spool
 
 IN_C = {

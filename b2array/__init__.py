@@ -14,6 +14,7 @@ except ValueError as error:
 from b2array import config, errors
 from b2array.accessors import when_xarray_is_imported as _when_xarray_is_imported
 from b2array.array.array import NDArray
+from b2array.array.array_snapshots import SnapshotInfo
 from b2array.array.chunkwise import map as map
 from b2array.array.creation import (
     asarray,
@@ -30,10 +31,9 @@ from b2array.array.creation import (
     zeros,
     zeros_like,
 )
-from b2array.array.making import join_groups as _join_groups
+from b2array.array.frame_making import join_groups as _join_groups
 from b2array.array.schunk import SChunk, create_schunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
-from b2array.array.snapshots import SnapshotInfo
 from b2array.array.tensors import from_bytes
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
@@ -63,11 +63,11 @@ if _typing.TYPE_CHECKING:
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open as open
     from b2array.group.addressing import open_array
+    from b2array.group.blosc2_tables import Table
     from b2array.group.group import Group, open_group
     from b2array.group.ragged import Rows
-    from b2array.group.snapshots import GroupDiff
+    from b2array.group.snapshot_list import GroupDiff
     from b2array.group.sources import copy, load, open_schunk
-    from b2array.group.tables import Table
     from b2array.tools.expire import expire
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
@@ -146,10 +146,10 @@ _NAMED_LIKE_BUILTINS = ("map", "open")
 _LAZY = {
     "Appender": "array.appender",
     "Group": "group.group",
-    "GroupDiff": "group.snapshots",
+    "GroupDiff": "group.snapshot_list",
     "Items": "array.objects",
     "Rows": "group.ragged",
-    "Table": "group.tables",
+    "Table": "group.blosc2_tables",
     "bloscpack": "bloscpack",
     "concatenate": "array.joining",
     "convert": "exchange.convert",
@@ -172,7 +172,7 @@ _LAZY = {
 
 
 _when_xarray_is_imported()
-_join_groups(lambda *member: _importlib.import_module("b2array.group.making").make_member(*member))
+_join_groups(lambda *member: _importlib.import_module("b2array.group.member_making").make_member(*member))
 _refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import b2array
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.array.drafts import ArrayOptions
-from b2array.commit.one import commit
+from b2array.commit.frame_commit import commit
 from b2array.grid.runs import automatic_run
 
 RECORD = np.dtype([("x", "<i4"), ("y", ">f8")])
@@ -171,4 +171,4 @@ def check_writing(array, values, key, value):
 
 def put_frame(url, values, **options):
     """Store an array as a frame with exactly this URL, as other programs do: in a group, it may be no member."""
-    commit(copying.holding(values, str(url), None, ArrayOptions(**options)))
+    commit(array_copying.holding(values, str(url), None, ArrayOptions(**options)))

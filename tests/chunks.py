@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from b2array.codec import chunk, decode, encode, filters
 from b2array.codec.chunk import Stored
-from b2array.codec.cparams import CParams
-from b2array.codec.header import (
+from b2array.codec.chunk_header import (
     BLOSC2_FLAG_DICT,
     BLOSC2_FLAG_LAZY,
     FLAG2_VL_BLOCKS,
@@ -21,6 +20,7 @@ from b2array.codec.header import (
     VERSION_VL_BLOCKS,
     ChunkHeader,
 )
+from b2array.codec.cparams import CParams
 
 CODECS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 PIPELINES = (

@@ -44,7 +44,7 @@ import b2array
 from b2array import config, open_group
 from b2array.errors import ConflictError
 from b2array.store import disk
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.xarray_io import to_b2array
 
 PAIR = ("a", "b")

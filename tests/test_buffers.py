@@ -14,7 +14,7 @@ from chunks import make_chunk
 import b2array
 from b2array import codecs, config
 from b2array.buffers import scratch
-from b2array.codec import cblosc, decode, header
+from b2array.codec import cblosc, chunk_header, decode
 from b2array.errors import FormatError
 from b2array.frame import cache
 
@@ -105,7 +105,7 @@ def test_streams_that_are_damaged_do_no_harm_to_those_in_the_middle_of_which_the
     array = b2array.asarray(values, chunks=20_000, blocks=1000, cparams=cparams)
     frame = zstandard.compress(b"abcd" * 500)
     cut = struct.pack("<i", len(frame) - 1) + frame[:-1]
-    flags = header.FLAG_EXTENDED | header.CodecFormat.ZSTD << 5
+    flags = chunk_header.FLAG_EXTENDED | chunk_header.CodecFormat.ZSTD << 5
     buf = make_chunk([cut + cut], typesize=2, nbytes=4000, blocksize=4000, flags=flags)
     original = codecs._Frames.__init__
     inside = []

@@ -19,8 +19,8 @@ import writers
 import b2array
 from b2array import config
 from b2array import threads as workers
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.errors import ConflictError
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])

@@ -269,7 +269,9 @@ def test_a_damaged_chunk_is_named_and_the_others_are_read(
     kind: str, originals: dict[str, Path], tmp_path: Path
 ) -> None:
     with b2array.open_schunk(originals[kind]) as schunk:
-        stored = [n for n in range(len(schunk)) if not isinstance(schunk.frame.entry(n), b2array.codec.header.Special)]
+        stored = [
+            n for n in range(len(schunk)) if not isinstance(schunk.frame.entry(n), b2array.codec.chunk_header.Special)
+        ]
         places = {n: schunk.frame.entry(n) for n in stored}
         header_len, contents = schunk.frame.header_len, [schunk.decompress_chunk(n) for n in range(len(schunk))]
     for n in stored:

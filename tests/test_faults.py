@@ -27,7 +27,7 @@ from b2array import config
 from b2array.commit import draft as drafting
 from b2array.commit import resize
 from b2array.errors import B2ArrayError
-from b2array.store import descriptors, disk, local
+from b2array.store import descriptors, disk, local_store
 from b2array.store.spool import Spool
 
 LAYOUTS = ("contiguous", "sparse")
@@ -225,9 +225,9 @@ def opened(path: str, mode: str, **options: Any) -> FaultyFile:
 @STORIES
 @pytest.mark.parametrize("durable", [False, True])
 def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, durable, sampled):
-    for module in (descriptors, disk, local):
+    for module in (descriptors, disk, local_store):
         monkeypatch.setattr(module, "os", FaultyOs())
-    monkeypatch.setattr(local, "open", opened, raising=False)
+    monkeypatch.setattr(local_store, "open", opened, raising=False)
     with config.using(durable=durable):
         FAULTS.arm(None)
         states = told(story(str(tmp_path / "told.b2nd"), layout))

@@ -15,9 +15,9 @@ from chunks import decoded_blocks, unpack_lazy
 import b2array
 from b2array.codec import decode
 from b2array.codec.chunk import Stored
-from b2array.codec.header import ChunkHeader
+from b2array.codec.chunk_header import ChunkHeader
 from b2array.errors import UnsupportedError
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 
 HERE = Path(__file__).parent / "golden"
 

@@ -22,7 +22,7 @@ from b2array.commit.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.base import Store, durability
 from b2array.store.cloud import CloudStore
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore
 from b2array.store.shared_memory import SharedMemoryStore

@@ -27,7 +27,7 @@ from lengths import examples
 
 import b2array
 from b2array.codec import encode
-from b2array.codec.header import NAN_BYTES, Special
+from b2array.codec.chunk_header import NAN_BYTES, Special
 from b2array.errors import ConflictError
 
 ITEMS = 100

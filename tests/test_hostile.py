@@ -32,24 +32,24 @@ from chunks import CODECS
 
 import b2array
 from b2array import codecs, config
-from b2array.array import snapshots
+from b2array.array import array_snapshots
 from b2array.array.array import array_at
-from b2array.bloscpack import header
+from b2array.bloscpack import blp_header
 from b2array.catalog import ledgers, owners
 from b2array.catalog.manifest import Manifest, PendingStep, Row
 from b2array.codec import cblosc, encode
 from b2array.codec.chunk import Context
+from b2array.codec.chunk_header import CODEC_FORMATS, CodecId
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
-from b2array.codec.header import CODEC_FORMATS, CodecId
-from b2array.commit import pending
+from b2array.commit import journals
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange import hdf5_chunks
 from b2array.exchange.hdf5_chunks import Stage
 from b2array.exchange.places import find
 from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
+from b2array.format.ledger import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.state import State
 from b2array.format.summary import Record
 from b2array.grid import layout
@@ -234,7 +234,7 @@ def unpack_kept_state(data: bytes) -> State:
 
 
 def metadata_of_bloscpack(data: bytes) -> object:
-    return header.description(header.unpack_metadata(header.MetaHeader.unpack(data), data))
+    return blp_header.description(blp_header.unpack_metadata(blp_header.MetaHeader.unpack(data), data))
 
 
 PIPELINE = (Stage(2, (4,)), Stage(32026, ()), Stage(1, (5,)), Stage(3, ()))
@@ -318,7 +318,7 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     ),
     "ledger of snapshots": (
         [Ledger((Kept("x", 1e9, "why", b"\x80", bytes(16), (3, 4), 5, 60), Kept("y", 0.0, nbytes=16))).pack()],
-        lambda data: [snapshots.snapshot_info(entry, 0) for entry in Ledger.unpack(data).entries],
+        lambda data: [array_snapshots.snapshot_info(entry, 0) for entry in Ledger.unpack(data).entries],
     ),
     "state of a snapshot": (kept_states(), unpack_kept_state),
     "members of a snapshot": (
@@ -353,8 +353,8 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         lambda data: summary.unpack([data[:START], data[START : START + 16], data[START + 16 :]]),
     ),
     "journal of a write": (
-        [pending.Journal(3, b"0123456789abcdef", "0123").pack()[:-DIGEST_NBYTES]],
-        lambda data: pending.Journal.unpack(data + digest_of(data)),
+        [journals.Journal(3, b"0123456789abcdef", "0123").pack()[:-DIGEST_NBYTES]],
+        lambda data: journals.Journal.unpack(data + digest_of(data)),
     ),
     **{
         f"chunk of {name}": ([chunk_of_zfp(codec, meta)], lambda data: decode(data, context=CELLS))
@@ -385,11 +385,11 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         lambda data: hdf5_chunks.unpack(data, 0, (Stage(32001, ()),), VALUES.nbytes),
     ),
     "header of a Bloscpack file": (
-        [header.FileHeader(nchunks=3, chunk_size=800, last_chunk=400, max_app_chunks=30).pack()],
-        header.FileHeader.unpack,
+        [blp_header.FileHeader(nchunks=3, chunk_size=800, last_chunk=400, max_app_chunks=30).pack()],
+        blp_header.FileHeader.unpack,
     ),
     "metadata of a Bloscpack file": (
-        [header.pack_metadata({"dtype": "'<i4'", "shape": [9, 2], "order": "C", "container": "numpy"}, checksum=0)],
+        [blp_header.pack_metadata({"dtype": "'<i4'", "shape": [9, 2], "order": "C", "container": "numpy"}, checksum=0)],
         metadata_of_bloscpack,
     ),
 }
@@ -930,7 +930,7 @@ def test_a_number_without_end_in_the_metadata_of_a_bloscpack_file_is_refused() -
     most = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
-        section = header.pack_metadata(10**most)
+        section = blp_header.pack_metadata(10**most)
     finally:
         sys.set_int_max_str_digits(most)
     with pytest.raises(FormatError, match="expected metadata in JSON"):

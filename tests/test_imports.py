@@ -8,6 +8,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -256,7 +257,7 @@ def test_importing_b2array_leaves_out_what_only_some_programs_use() -> None:
         "store.upload",
     }
     assert loaded.isdisjoint(f"b2array.{name}" for name in late)
-    assert "b2array.store.local" in loaded
+    assert "b2array.store.local_store" in loaded
 
 
 def test_a_class_has_a_name_of_one_class() -> None:
@@ -266,3 +267,8 @@ def test_a_class_has_a_name_of_one_class() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module.name)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def test_a_module_has_a_name_of_one_module() -> None:
+    names = Counter(module.name for module in PACKAGE.rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]

@@ -17,10 +17,10 @@ from lengths import examples
 import b2array
 from b2array.codec import decode, encode
 from b2array.codec.chunk import Stored
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import UnsupportedError
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 
 pytestmark = pytest.mark.crossed
 

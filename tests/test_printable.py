@@ -15,7 +15,7 @@ import pytest
 import b2array
 from b2array import __main__, errors
 from b2array.printable import html_text, json_text, printable
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.tools.results import Failure
 
 pytestmark = pytest.mark.crossed

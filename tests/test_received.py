@@ -16,7 +16,7 @@ from b2array.catalog.manifest import MANIFEST, Manifest, PendingStep
 from b2array.catalog.redo import inspect_place
 from b2array.errors import FormatError, UnsupportedError
 from b2array.store.endings import LOCK
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")
 

@@ -22,15 +22,15 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.catalog import owners
 from b2array.codec import chunk
+from b2array.codec.chunk_header import Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import Special
 from b2array.commit.edits import set_special
 from b2array.commit.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index
 from b2array.frame import read
 from b2array.store.base import Head, join_views_at, merge
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.spans import Span
 
 pytestmark = pytest.mark.crossed

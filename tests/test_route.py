@@ -11,7 +11,7 @@ from asv_bench import routes
 from b2array import config
 
 # A class and the one that it extends are in two modules, but say one thing.
-BOTH_WAYS = {name: {("store.base", "store.local")} for name in ("open", "point of a file just opened")}
+BOTH_WAYS = {name: {("store.base", "store.local_store")} for name in ("open", "point of a file just opened")}
 
 ACTIONS = (
     "slice of a line",
@@ -39,10 +39,14 @@ def test_no_route_goes_back_and_forth_between_two_modules(name: str, tmp_path: P
 
 
 # The calls into a package above. These shall become fewer.
-OF_CHUNKS = {("frame.fetch", "commit.draft"), ("store.local", "commit.staging"), ("store.upload", "commit.staging")}
+OF_CHUNKS = {
+    ("frame.fetch", "commit.draft"),
+    ("store.local_store", "commit.staging"),
+    ("store.upload", "commit.staging"),
+}
 """A source is read, or pieces are written, through an object of the commit that was passed down."""
 OF_OTHERS = {
-    ("display.tables", "group.group"),
+    ("display.text_tables", "group.group"),
     ("store.forces", "commit.leftovers"),
     ("store.upload", "commit.outcomes"),
 }
@@ -88,7 +92,7 @@ def test_every_action_that_the_program_follows_is_checked_here(tmp_path: Path) -
 def test_modules_that_call_each_other_are_found(tmp_path: Path) -> None:
     # Without a pair somewhere, the test above would pass if it saw none at all.
     found = routes.route(routes.actions(tmp_path)["point of a file just opened"].run)
-    assert found.pairs == {("store.base", "store.local")}
+    assert found.pairs == {("store.base", "store.local_store")}
 
 
 # A few more than there are: they shall become fewer.

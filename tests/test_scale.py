@@ -14,7 +14,7 @@ import pytest
 
 import b2array
 from b2array.codec import decode, encode
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index

@@ -30,7 +30,7 @@ from b2array.array import dask as graphs
 from b2array.errors import ConflictError, FormatError
 from b2array.store import cloud, remote, shared_memory
 from b2array.store.endings import JOURNAL
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.xarray_io import Backend, loading, to_b2array
 
 ENGINE = Backend

@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.commit import resize
 from b2array.commit.handle import Handle
-from b2array.display.tables import count_text
+from b2array.display.text_tables import count_text
 from b2array.errors import warn
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import lossless, require_same_kind
@@ -29,7 +29,7 @@ def append(handle: Handle, values: Any, axis: int, every: int | None = None) -> 
     """Append values to an array; see `NDArray.append`. `every` is the number of steps in a regular commit."""
     handle.require_writable()
     before = handle.source.state.require_layout()
-    is_streamed = copying.is_sliceable(values)
+    is_streamed = array_copying.is_sliceable(values)
     if is_streamed:
         # The items are read later, but their shape and type can be refused now.
         require_same_kind(values.dtype, before.dtype)
@@ -45,7 +45,7 @@ def append(handle: Handle, values: Any, axis: int, every: int | None = None) -> 
             resize.check_joint(handle.url, before, draft.state.require_layout(), axis)
             resize.choose_chunks(draft, [axis], every)
             now = draft.state.require_layout()
-            pieces = copying.rows(values, now, axis) if is_streamed else [array]
+            pieces = array_copying.rows(values, now, axis) if is_streamed else [array]
             for piece in pieces:
                 resize.append(draft, lossless(piece, now.dtype) if is_streamed else piece, axis)
     warn_of_small_chunks(handle, before)

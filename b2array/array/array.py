@@ -11,15 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.accessors import dataset_of
-from b2array.array import appender, copying, dask, snapshots
+from b2array.array import appender, array_copying, array_snapshots, dask
 from b2array.array.appender import Appender
 from b2array.array.drafts import AnyPlace, ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
+from b2array.array.frame_making import NewDraft, make
 from b2array.array.items import Indexed
-from b2array.array.making import NewDraft, make
 from b2array.array.schunk import SChunk
 from b2array.catalog import owners
-from b2array.commit import fork as forks
-from b2array.commit import resize
+from b2array.commit import forks, resize
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
 from b2array.compute.mapping import Mapping as ViewMapping
@@ -199,14 +198,14 @@ class View(Viewable):
         array = NDArray(self._handle)
         kind = self.dtype
         if dtype is not None:
-            kind = copying.target_dtype(kind, require_dtype(dtype), casting)
+            kind = array_copying.target_dtype(kind, require_dtype(dtype), casting)
         wanted = ArrayOptions(**options)
         if wanted.cparams is None:
             wanted = replace(wanted, cparams=array.cparams)
-        fill = copying.convert_fill(array.fill_value, kind)
+        fill = array_copying.convert_fill(array.fill_value, kind)
         # Choose new chunks and blocks, because the view may have other axes than its array.
         wanted = replace(wanted, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
-        return NDArray._make(url, wanted, lambda place, final: copying.holding(self, place, kind, final))
+        return NDArray._make(url, wanted, lambda place, final: array_copying.holding(self, place, kind, final))
 
     def __getitem__(self, key: Any) -> Any:
         return self._get(key, select)
@@ -395,7 +394,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         >>> a.diff("start")
         [2:4, 0:3]
         """
-        return snapshots.differences(self._handle, at, then)
+        return array_snapshots.differences(self._handle, at, then)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, in its stored form."""
@@ -680,7 +679,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         """Copy the array, optionally with another layout; parameters as for `b2array.copy`."""
 
         def new(place: AnyPlace, final: ArrayOptions) -> Draft:
-            return copying.copy_array(
+            return array_copying.copy_array(
                 self._handle, place, final, dtype, casting, progress=progress, snapshots=snapshots
             )
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import (
     AnyPlace,
@@ -203,7 +203,7 @@ class Work:
             raise TypeError("map() needs at least one array")
         for each in arrays:
             check_plain(each)
-        sources = tuple(each if copying.is_sliceable(each) else np.asarray(each) for each in arrays)
+        sources = tuple(each if array_copying.is_sliceable(each) else np.asarray(each) for each in arrays)
         shape = np.broadcast_shapes(*(each.shape for each in sources))
         ndim = len(shape)
         dropped = np.lib.array_utils.normalize_axis_tuple(drop_axis, ndim, "drop_axis")
@@ -295,7 +295,7 @@ class Work:
         """The number of items of the result to compute at a time."""
         itemsizes = sum(each.dtype.itemsize for each in self.arrays)
         nbytes: int = itemsizes * math.prod(self.factors)
-        return max(1, copying.PIECE_NBYTES // max(1, nbytes))
+        return max(1, array_copying.PIECE_NBYTES // max(1, nbytes))
 
     def _units(self, chunks: Sequence[int]) -> tuple[int, ...]:
         """Return the extents of a box with one chunk of the result; for a dropped axis, its whole extent."""
@@ -391,7 +391,7 @@ def _piece(array: Any, box: Box) -> npt.NDArray[Any]:
     parts = []
     for n, part in zip(array.shape, own, strict=True):
         parts.append(slice(0, 1) if n == 1 else part)
-    return copying.piece(array, tuple(parts))
+    return array_copying.piece(array, tuple(parts))
 
 
 def factors_of(factors: Factors, ndim: int, dims: Sequence[str | None] | None) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying, dask, drafts
+from b2array.array import array_copying, dask, drafts
 from b2array.array.array import NDArray
-from b2array.array.copying import is_sliceable
+from b2array.array.array_copying import is_sliceable
 from b2array.array.drafts import (
     AnyPlace,
     ArrayOptions,
@@ -26,7 +26,7 @@ from b2array.array.drafts import (
     require_dtype,
     takes,
 )
-from b2array.array.making import member_at
+from b2array.array.frame_making import member_at
 from b2array.codec.cparams import AnyCParams
 from b2array.commit.draft import Draft
 from b2array.format import dtypes
@@ -404,7 +404,7 @@ def asarray(
         return x
 
     def new(place: AnyPlace, final: ArrayOptions) -> Draft:
-        return copying.holding(x, place, dtype, final)
+        return array_copying.holding(x, place, dtype, final)
 
     return NDArray._make(url, ArrayOptions(**options), new)
 
@@ -453,7 +453,7 @@ def from_blocks(
     return NDArray._make(
         url,
         ArrayOptions(**options),
-        lambda place, final: copying.join_blocks(pieces, place, axis, dtype, final),
+        lambda place, final: array_copying.join_blocks(pieces, place, axis, dtype, final),
     )
 
 

@@ -23,8 +23,8 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
-from b2array.commit.fork import abandon_write, commit_changes, make_fork_point, merge_changes, write_part
 from b2array.commit.fork_point import ForkPoint
+from b2array.commit.forks import abandon_write, commit_changes, make_fork_point, merge_changes, write_part
 from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
 from b2array.errors import ConflictError, ReadOnlyError, warn

@@ -11,22 +11,22 @@ from typing import Any, Self
 import numpy as np
 
 from b2array import neighbours
-from b2array.array import snapshots
+from b2array.array import array_snapshots
+from b2array.array.array_snapshots import SnapshotInfo
 from b2array.array.constant import constant
 from b2array.array.drafts import check_dims
-from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
 from b2array.commit.changes import LOWEST_CODE
+from b2array.commit.frame_commit import commit
 from b2array.commit.frame_locks import writers_lock
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.one import commit
 from b2array.commit.prepare import copy_frame
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
-from b2array.display import tables
+from b2array.display import text_tables
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_error
 from b2array.format.attributes import decode_attr, encode_attr
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.strings import item_of
 from b2array.frame.kept_states import ledger_in
 from b2array.printable import printable
@@ -110,7 +110,7 @@ class Opened:
         ConflictError
             Another writer changed items that were read or written in the block. In this case nothing has changed.
         """
-        return tables.Block(f"a transaction of {self.url}", self._changing())
+        return text_tables.Block(f"a transaction of {self.url}", self._changing())
 
     @contextmanager
     def _changing(self) -> Iterator[Self]:
@@ -203,12 +203,12 @@ class Opened:
         >>> a[...].tolist(), [each.name for each in a.snapshots]
         ([0, 0, 0], ['start'])
         """
-        snapshots.keep(self._handle, name, message, attrs, replace=replace)
+        array_snapshots.keep(self._handle, name, message, attrs, replace=replace)
 
     @property
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
         """The snapshots, the oldest first. Their indexes are read to count the bytes that only one snapshot needs."""
-        return snapshots.list_snapshots(self._handle)
+        return array_snapshots.list_snapshots(self._handle)
 
     def restore(self, name: str) -> None:
         """Restore items, shape and attributes of a snapshot, in one commit. All snapshots are preserved.
@@ -218,7 +218,7 @@ class Opened:
         KeyError
             No snapshot has this name.
         """
-        snapshots.restore(self._handle, name)
+        array_snapshots.restore(self._handle, name)
 
     def drop_snapshot(self, name: str) -> None:
         """Remove a snapshot. Then `b2array.vacuum` or `b2array.repack` frees the space that only this snapshot needed.
@@ -228,7 +228,7 @@ class Opened:
         KeyError
             No snapshot has this name.
         """
-        snapshots.drop(self._handle, name)
+        array_snapshots.drop(self._handle, name)
 
     def close(self) -> None:
         """Close all files. The handle opens them again when necessary."""
@@ -333,10 +333,10 @@ class Described(Opened, Readable):
         return Attributes(self._handle)
 
     @property
-    def info(self) -> tables.Info:
+    def info(self) -> text_tables.Info:
         """A description of the array, which is printed as a table."""
         rows, attrs = self._rows()
-        return tables.Info(rows, lambda: tables.array_page(rows, self._layout, attrs))
+        return text_tables.Info(rows, lambda: text_tables.array_page(rows, self._layout, attrs))
 
     def _page(self) -> str:
         """Describe the array in HTML, without its items."""
@@ -344,7 +344,7 @@ class Described(Opened, Readable):
 
     def _repr_html_(self) -> str:
         rows, attrs = self._rows()
-        return tables.array_page(rows, self._layout, attrs, self._values())
+        return text_tables.array_page(rows, self._layout, attrs, self._values())
 
     def _values(self) -> str:
         """Format a few items like NumPy; return nothing for remote items, or if too many bytes would be decoded."""
@@ -355,7 +355,7 @@ class Described(Opened, Readable):
         if not self._handle.source.is_local or corners * layout.block_nbytes > _CORNERS_NBYTES:
             return ""
         try:
-            return tables.corners(self.shape, self.itemsize, lambda key: self.oindex[key])
+            return text_tables.corners(self.shape, self.itemsize, lambda key: self.oindex[key])
         except (B2ArrayError, OSError) as error:
             return f"cannot be read: {error}"
 
@@ -371,13 +371,13 @@ class Described(Opened, Readable):
             "chunks": self.chunks,
             "blocks": self.blocks,
             "grid": self.grid_shape,
-            "fill value": tables.item(self.fill_value),
+            "fill value": text_tables.item(self.fill_value),
             "dims": self.dims,
-            "codec": tables.codec(self.cparams),
-            "filters": tables.filters(self.cparams),
-            "errors": tables.errors(self.cparams),
-            "nbytes": tables.nbytes(self.nbytes),
-            "cbytes": tables.nbytes(self.cbytes),
+            "codec": text_tables.codec(self.cparams),
+            "filters": text_tables.filters(self.cparams),
+            "errors": text_tables.errors(self.cparams),
+            "nbytes": text_tables.nbytes(self.nbytes),
+            "cbytes": text_tables.nbytes(self.cbytes),
             "ratio": f"{self.cratio:.2f}",
             "metalayers": ", ".join(name for name, _ in frame.metalayers),
             "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",

@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.array.array import NDArray, View
 from b2array.array.chunkwise import Factors, Work, factors_of, map_chunks, plain
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, takes
@@ -128,7 +128,7 @@ def _complete(
         wanted = replace(wanted, chunks=chunks, blocks=tuple(map(min, model.blocks, chunks)))
     cparams = wanted.cparams
     if cparams is None:
-        cparams = copying.cparams_for(array.cparams, array.dtype, interop=wanted.interop)
+        cparams = array_copying.cparams_for(array.cparams, array.dtype, interop=wanted.interop)
         if not same_type:
             # Error bounds apply only to floats.
             cparams = cparams.without_bounds()

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from b2array.catalog.owners import find_frame
 from b2array.codec import codecs, filters, zfp
+from b2array.codec.chunk_header import CodecId, FilterId, Special
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, resolve_cparams
-from b2array.codec.header import CodecId, FilterId, Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import resize
@@ -28,7 +28,7 @@ from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
 from b2array.format.foreign import check_ending
 from b2array.format.frame import Frame
-from b2array.format.header import FIRST_BYTES, FrameType
+from b2array.format.frame_header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, cparams_to_note, parse
 from b2array.format.strings import BATCHES, LENGTHS, is_text, pack_batches, pack_item, pack_lengths

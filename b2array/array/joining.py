@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import (
     UNSET,
@@ -25,7 +25,7 @@ from b2array.array.drafts import (
     require_dtype,
     takes,
 )
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit import edits
 from b2array.commit.draft import Draft
 from b2array.commit.write import rewrite
@@ -175,7 +175,7 @@ def _list_sources(arrays: Iterable[Any], verb: str) -> list[Any]:
     sources = []
     for each in arrays:
         check_plain(each)
-        sources.append(each if copying.is_sliceable(each) else np.asarray(each))
+        sources.append(each if array_copying.is_sliceable(each) else np.asarray(each))
     if not sources:
         raise ValueError(f"need at least one array to {verb}")
     return sources
@@ -199,12 +199,12 @@ class _Operand:
         """Read the items of this array in a box of the result."""
         axis = self.axis
         if self.is_new:
-            items = copying.piece(self.array, _drop_axis(box, axis))
+            items = array_copying.piece(self.array, _drop_axis(box, axis))
             return np.expand_dims(items, axis)
         low = max(box[axis].start, self.start)
         high = min(box[axis].stop, self.stop)
         inside = slice(low - self.start, high - self.start)
-        return copying.piece(self.array, (*box[:axis], inside, *box[axis + 1 :]))
+        return array_copying.piece(self.array, (*box[:axis], inside, *box[axis + 1 :]))
 
     def rows(self, layout: Layout) -> range:
         """Return the range of rows of chunks in the result that consist only of items of this array.
@@ -326,9 +326,9 @@ def _complete(
     if wanted.chunks is None and wanted.blocks is None and suits:
         wanted = replace(wanted, chunks=chunks, blocks=blocks)
     if wanted.fill_value is UNSET:
-        wanted = replace(wanted, fill_value=copying.convert_fill(model.fill_value, dtype))
+        wanted = replace(wanted, fill_value=array_copying.convert_fill(model.fill_value, dtype))
     if wanted.cparams is None:
-        wanted = replace(wanted, cparams=copying.cparams_for(model.cparams, dtype, interop=wanted.interop))
+        wanted = replace(wanted, cparams=array_copying.cparams_for(model.cparams, dtype, interop=wanted.interop))
     if wanted.dims is None:
         wanted = replace(wanted, dims=dims)
     if wanted.attrs is None:

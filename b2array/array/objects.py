@@ -13,7 +13,7 @@ from typing import Any, Self, overload
 
 from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle
-from b2array.display.tables import count_text
+from b2array.display.text_tables import count_text
 from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.format.attributes import decode_attr, decode_attrs
 from b2array.format.frame import Frame

@@ -16,29 +16,29 @@ import numpy.typing as npt
 
 from b2array.array.described import Attributes, Opened
 from b2array.array.drafts import AnyPlace, ArrayOptions, encode_metalayers, place_new
-from b2array.array.making import make
+from b2array.array.frame_making import make
 from b2array.buffers import Buffer
 from b2array.catalog import intact
 from b2array.catalog.manifest import OTHER
 from b2array.catalog.owners import load
 from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
+from b2array.codec.chunk_header import Special
 from b2array.codec.cparams import AnyCParams, resolve_cparams
-from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import edits
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.one import commit
 from b2array.commit.prepare import copy_frame
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
-from b2array.display.tables import count_text
+from b2array.display.text_tables import count_text
 from b2array.errors import FormatError, LimitError, UnsupportedError, prefix_error
 from b2array.format import frame
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.state import cparams_to_note, parse
 from b2array.frame.fetch import fetch, read_chunks
 from b2array.frame.source import ChunkRequest, Source

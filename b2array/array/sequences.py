@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions, NewKeywords, Shape, Url, require_dtype, takes
 from b2array.format import dtypes
@@ -48,7 +48,7 @@ def arange(
         # Compute in one piece, because NumPy has special rules for units.
         dates: Any = np.arange
         values = dates(start, stop, step, dtype)
-        return NDArray._make(url, wanted, lambda place, final: copying.holding(values, place, None, final))
+        return NDArray._make(url, wanted, lambda place, final: array_copying.holding(values, place, None, final))
     start, stop = (0, start) if stop is None else (start, stop)
     step = 1 if step is None else step
     # As in NumPy, the first two items determine the others.
@@ -178,7 +178,7 @@ def fromiter(
     return NDArray._make(
         url,
         ArrayOptions(**options),
-        lambda place, final: copying.join_blocks(blocks(), place, 0, None, final),
+        lambda place, final: array_copying.join_blocks(blocks(), place, 0, None, final),
     )
 
 
@@ -200,4 +200,6 @@ def _make_by_box(
     dtype: npt.DTypeLike,
     compute: Callable[[tuple[slice, ...]], Any],
 ) -> NDArray:
-    return NDArray._make(url, options, lambda place, final: copying.from_computed(shape, dtype, compute, place, final))
+    return NDArray._make(
+        url, options, lambda place, final: array_copying.from_computed(shape, dtype, compute, place, final)
+    )

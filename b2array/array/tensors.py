@@ -13,12 +13,12 @@ from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
 from b2array.catalog import owners
-from b2array.codec.header import ChunkHeader
+from b2array.codec.chunk_header import ChunkHeader
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format import dtypes
 from b2array.format.b2nd import GEOMETRIES
-from b2array.format.header import FIRST_BYTES
+from b2array.format.frame_header import FIRST_BYTES
 from b2array.store.memory import MemoryStore
 
 __all__ = ["face", "from_bytes"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.display.tables import size
+from b2array.display.text_tables import size
 from b2array.errors import PerformanceWarning, warn
 
 __all__ = ["is_wide", "warn_of_waste"]

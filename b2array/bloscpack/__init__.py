@@ -2,10 +2,10 @@
 
 Versions 1, 2 and 3 of the format are read. Version 3 is written, and version 2 on request.
 
-header  the bytes before the chunks, as tables of fields; checksums
-chunks  finds the chunks
-reader  reads files, whole or in parts
-writer  writes files, and appends
+blp_header  the bytes before the chunks, as tables of fields; checksums
+chunks      finds the chunks
+reader      reads files, whole or in parts
+writer      writes files, and appends
 
 Source: "RFC for the new Bloscpack Header", and the files that Bloscpack 0.16 writes.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from b2array.bloscpack.header import Description, Order
+from b2array.bloscpack.blp_header import Description, Order
 from b2array.bloscpack.reader import Reader, Url, store_of
 from b2array.bloscpack.writer import Writer, content, extend
 from b2array.buffers import Buffer

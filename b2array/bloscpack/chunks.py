@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from b2array.bloscpack.header import FileHeader, digest_size
+from b2array.bloscpack.blp_header import FileHeader, digest_size
 from b2array.codec.chunk import extents
-from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
+from b2array.codec.chunk_header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, prefix_errors
 from b2array.store.base import Mutex

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
-from b2array.bloscpack import header as head
+from b2array.bloscpack import blp_header as head
+from b2array.bloscpack.blp_header import Description, FileHeader, MetaHeader
 from b2array.bloscpack.chunks import ChunkRange, Chunks
-from b2array.bloscpack.header import Description, FileHeader, MetaHeader
 from b2array.buffers import Buffer
 from b2array.codec import decode
+from b2array.codec.chunk_header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.codec.codecs import MAX_RATIO
-from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_errors
 from b2array.grid.partition import Positions, parts, put, take
 from b2array.grid.selection import Selection, select

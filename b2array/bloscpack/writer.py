@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
-from b2array.bloscpack import header as head
-from b2array.bloscpack.header import Description, FileHeader, Order
+from b2array.bloscpack import blp_header as head
+from b2array.bloscpack.blp_header import Description, FileHeader, Order
 from b2array.bloscpack.reader import Reader, Url
 from b2array.buffers import Buffer
 from b2array.codec import cblosc
+from b2array.codec.chunk_header import CODEC_FORMATS, FilterId
 from b2array.codec.codecs import codec_name
 from b2array.codec.cparams import AnyCParams, CParams, resolve_cparams
-from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.codec.rounding import check_dtype
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.grid.assignment import Sliceable, check_plain

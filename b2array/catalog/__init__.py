@@ -4,15 +4,15 @@ A frame by itself has one state, the one in its place. For a member of a group, 
 store, the manifest has a row for each member, which names the revision that counts. On a local disk, the files are the
 members, and the manifest lists the steps that are pending: each gives a member the state that a commit has made.
 
-manifest         `Manifest`, `Row`, `PendingStep`: the contents of a group's manifest (no I/O)
-known_manifests  reads manifests; `KnownManifest`, the last manifest that this process has seen
-owners           `load`: the state of a frame that counts; `Alone` and `BucketMember`, the owners of frames
-redo             local groups: determines the step that is still pending, by one table; reads members; `LocalMember`
-names_of_members `Members`: names, and the groups that they make; `check_new`
-census           lists the members of a group in an object store by its files, where no manifest lists them
-local_listing    lists the members of a local group by its files and its pending steps
-ledgers          the ledger of a group's snapshots, and the members of each snapshot
-intact           states that a frame or its group keeps under a name, and whether their chunks are intact
-needs            which states of a frame snapshots of local groups need
-group_places     `Place`: the group that a URL leads into, and the name in it
+manifest          `Manifest`, `Row`, `PendingStep`: the contents of a group's manifest (no I/O)
+known_manifests   reads manifests; `KnownManifest`, the last manifest that this process has seen
+owners            `load`: the state of a frame that counts; `Alone` and `BucketMember`, the owners of frames
+redo              local groups: determines the step that is still pending, by one table; reads members; `LocalMember`
+names_of_members  `Members`: names, and the groups that they make; `check_new`
+census            lists the members of a group in an object store by its files, where no manifest lists them
+local_listing     lists the members of a local group by its files and its pending steps
+ledgers           the ledger of a group's snapshots, and the members of each snapshot
+intact            states that a frame or its group keeps under a name, and whether their chunks are intact
+needs             which states of a frame snapshots of local groups need
+group_places      `Place`: the group that a URL leads into, and the name in it
 """

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from b2array.catalog.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.store.base import Head, Store
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import cut, open_store
 
 __all__ = ["ARCHIVE", "GROUP", "ZIP", "Place", "Storage", "cut_path", "group_of", "strip_suffix", "target_of"]

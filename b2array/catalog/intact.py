@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.catalog.ledgers import MemberState
 from b2array.catalog.owners import ALONE
 from b2array.errors import FormatError, prefix_errors
-from b2array.format.kept import DIGEST_NBYTES, Kept, name_for_group, unpack_state
+from b2array.format.ledger import DIGEST_NBYTES, Kept, name_for_group, unpack_state
 from b2array.format.state import State
 from b2array.frame.fetch import fetch, read_chunks
 from b2array.frame.kept_states import ledger_in, load_kept_state

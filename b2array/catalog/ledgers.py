@@ -19,7 +19,7 @@ from b2array.buffers import Buffer
 from b2array.catalog.manifest import MANIFEST, Manifest, is_embedded, is_member_name, members_among
 from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.format.attributes import UNREADABLE
-from b2array.format.kept import Kept, Ledger, object_name, seal, unseal
+from b2array.format.ledger import Kept, Ledger, object_name, seal, unseal
 from b2array.store.base import Store
 from b2array.store.spans import Span
 

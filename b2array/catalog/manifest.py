@@ -17,7 +17,7 @@ import msgpack
 from b2array.buffers import Buffer
 from b2array.errors import ChecksumError, FormatError, UnsupportedError
 from b2array.format import recent, summary
-from b2array.format.kept import KEPT, seal
+from b2array.format.ledger import KEPT, seal
 from b2array.format.summary import Record
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
@@ -402,7 +402,7 @@ class Manifest:
     recent : bytes
         The last commits, packed by `b2array.format.recent`.
     kept : bytes
-        The ledger of the group's snapshots, packed by `b2array.format.kept`.
+        The ledger of the group's snapshots, packed by `b2array.format.ledger`.
     retired : mapping
         The states of deleted members that retired frames keep for the snapshots of a local group.
     gone : mapping of str to int

@@ -21,12 +21,12 @@ from b2array.catalog.ledgers import MemberState, group_ledger, load_members
 from b2array.catalog.manifest import MANIFEST, Manifest
 from b2array.errors import UnsupportedError
 from b2array.format import index
-from b2array.format.kept import Kept, name_for_group
+from b2array.format.ledger import Kept, name_for_group
 from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
 from b2array.store.base import Store
 from b2array.store.endings import TEMPORARY
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 __all__ = [
     "Pin",

@@ -22,7 +22,7 @@ from b2array.catalog.manifest import Kind, Manifest, PendingStep
 from b2array.catalog.owners import ALONE, BucketMember, load, load_member, load_published, require_same_frame
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import FINGERPRINT_NBYTES
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 from b2array.format.state import State
 from b2array.frame.revision import Owner, Revision, head_if_unchanged, load_from_header
 from b2array.frame.source import FRAME_NAME

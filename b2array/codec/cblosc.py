@@ -23,7 +23,14 @@ from numcodecs import blosc
 from b2array import threads
 from b2array.buffers import Buffer, scratch
 from b2array.codec import codecs
-from b2array.codec.header import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, CodecFormat, CodecId
+from b2array.codec.chunk_header import (
+    BLOSC1_HEADER_LEN,
+    FLAG_MEMCPYED,
+    FLAG_UNSPLIT,
+    VERSION_BLOSC1,
+    CodecFormat,
+    CodecId,
+)
 from b2array.codec.streams import MIN_STREAM, decode_zstd, encode_run, many_stream_positions, stream_positions
 from b2array.errors import FormatError
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec import cblosc, codecs, filters
+from b2array.codec.chunk_header import CODEC_FORMATS, ChunkHeader, FilterId
 from b2array.codec.cparams import CParams
-from b2array.codec.header import CODEC_FORMATS, ChunkHeader, FilterId
 
 __all__ = ["choose", "exact_filters", "params_of"]
 

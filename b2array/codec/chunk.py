@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.codec.header import MAX_DICT_NBYTES, NAN_BYTES, ChunkHeader, FilterId, Special
+from b2array.codec.chunk_header import MAX_DICT_NBYTES, NAN_BYTES, ChunkHeader, FilterId, Special
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [

@@ -29,7 +29,7 @@ import zstandard
 from numcodecs.compat import ensure_bytes
 
 from b2array.buffers import Buffer
-from b2array.codec.header import MAX_DICT_NBYTES, CodecId
+from b2array.codec.chunk_header import MAX_DICT_NBYTES, CodecId
 from b2array.codec.plugins import PLUGINS, MakeCodec, plugin_id
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 

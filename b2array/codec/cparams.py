@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from b2array.codec import codecs, filters, zfp
-from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
+from b2array.codec.chunk_header import NFILTERS, NO_FILTERS, CodecId, FilterId
 
 __all__ = ["AUTO", "BOUNDS", "METADATA", "AnyCParams", "CParams", "SplitMode", "resolve_cparams"]
 

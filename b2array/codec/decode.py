@@ -22,7 +22,7 @@ from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, codecs, filters
 from b2array.codec.chunk import NO_CONTEXT, ChunkHead, Context, Stored, fill
-from b2array.codec.header import (
+from b2array.codec.chunk_header import (
     BLOSC1_HEADER_LEN,
     CODEC_FORMATS,
     NO_FILTERS,

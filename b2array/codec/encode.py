@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, choice, codecs, filters, rounding
-from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, resolve_cparams
-from b2array.codec.header import (
+from b2array.codec.chunk_header import (
     BLOSC1_HEADER_LEN,
     BLOSC2_FLAG_DICT,
     CODEC_FORMATS,
@@ -36,6 +35,7 @@ from b2array.codec.header import (
     FilterId,
     Special,
 )
+from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, resolve_cparams
 from b2array.codec.streams import MIN_STREAM, many_stream_positions
 from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from numcodecs.abc import Codec
 from numcodecs.compat import ensure_bytes
 
-from b2array.codec.header import NFILTERS, VERSION_BLOSC1, VERSION_STABLE, FilterId
+from b2array.codec.chunk_header import NFILTERS, VERSION_BLOSC1, VERSION_STABLE, FilterId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
 __all__ = ["CELL_FILTERS", "Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "register"]

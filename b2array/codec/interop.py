@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from b2array.codec.chunk_header import FilterId
 from b2array.codec.cparams import CParams
-from b2array.codec.header import FilterId
 from b2array.errors import UnsupportedError
 
 __all__ = ["readable", "require_readable"]

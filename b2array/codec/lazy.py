@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from b2array.buffers import Buffer
 from b2array.codec import chunk
-from b2array.codec.header import BLOSC2_FLAG_LAZY
+from b2array.codec.chunk_header import BLOSC2_FLAG_LAZY
 
 __all__ = ["pack"]
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec import choice, filters
 from b2array.codec.chunk import Stored, fill
+from b2array.codec.chunk_header import ChunkHeader, CodecFormat, FilterId, Special
 from b2array.codec.cparams import AUTO, CParams
 from b2array.codec.encode import Task, header_of, plain, run_pipeline, with_kept_bits
-from b2array.codec.header import ChunkHeader, CodecFormat, FilterId, Special
 from b2array.config import HEADER_LEN
 
 __all__ = ["splice"]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec import codecs
-from b2array.codec.header import CodecFormat
+from b2array.codec.chunk_header import CodecFormat
 from b2array.errors import FormatError
 
 __all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encode_run", "many_stream_positions", "stream_positions"]

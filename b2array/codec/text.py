@@ -20,9 +20,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
-from b2array.codec.cparams import CParams
-from b2array.codec.encode import encode_stream
-from b2array.codec.header import (
+from b2array.codec.chunk_header import (
     CODEC_FORMATS,
     FLAG2_VL_BLOCKS,
     FLAG_EXTENDED,
@@ -31,6 +29,8 @@ from b2array.codec.header import (
     ChunkHeader,
     CodecFormat,
 )
+from b2array.codec.cparams import CParams
+from b2array.codec.encode import encode_stream
 from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError
 

@@ -6,12 +6,12 @@ the values into an `OpenChunk`, on top of the old chunk if the write covers only
 Inside ``with a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open until
 `Draft.flush` encodes it.
 
-At the end of the attempt, `one.commit` makes the draft visible. `Draft.freeze` turns the draft into a value, a
+At the end of the attempt, `frame_commit.commit` makes the draft visible. `Draft.freeze` turns the draft into a value, a
 `ChangeSet`, and `changes.rebase_change` puts that on top of the commits of other writers. `plan.plan` decides how the
-frame gets its next state: it packs header, index and trailer, and does no I/O. `one.publish` carries out the plan, and
-`outcomes.write_once` finds out whether its last write has happened, even if the answer of a server was lost. If another
-writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts` yields
-another draft.
+frame gets its next state: it packs header, index and trailer, and does no I/O. `frame_commit.publish` carries out the
+plan, and `outcomes.write_once` finds out whether its last write has happened, even if the answer of a server was lost.
+If another writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts`
+yields another draft.
 
 The last write of a plan makes the commit visible, and is atomic. In one file, it changes the header, or a new file
 replaces the old one; in a directory, a new index replaces the old one. In an object store, it is a conditional request
@@ -48,10 +48,10 @@ the commit     first                                           next commit of th
 A change of a member by its own URL takes the same route: on a disk, the writer first takes the step that is pending for
 the member (`frame_locks`); in an object store, it commits through the group.
 
-For a parallel write, `fork.fork` makes handles for workers. `fork.make_fork_point` describes the changes of the
-transaction so far, as a value, a `ForkPoint`. `fork.begin_fork` makes the draft of a fork, which starts from that
+For a parallel write, `forks.fork` makes handles for workers. `forks.make_fork_point` describes the changes of the
+transaction so far, as a value, a `ForkPoint`. `forks.begin_fork` makes the draft of a fork, which starts from that
 point, and a worker returns its changes as a `ChangeSet`. `changes.join_changes` joins the changes of several forks,
-`fork.prepare_merge` compares them with the transaction, and `fork.take_over` adds them to it. Then the transaction
+`forks.prepare_merge` compares them with the transaction, and `forks.take_over` adds them to it. Then the transaction
 commits like any other.
 
 open_chunk        `OpenChunk`: a chunk that is being changed, and is encoded at the end
@@ -67,22 +67,22 @@ bare_chunks       chunks without checksums: finds them, and writes them again
 plan              `plan`: every decision of a commit (no I/O)
 prepare           prepares a commit for its last step: the plan, objects, copies of chunks
 outcomes          `write_once`: writes a whole object, and finds out whether that has happened
-one               one frame: `commit`, `publish`, and `stage` for a group
+frame_commit      one frame: `commit`, `publish`, and `stage` for a group
 group_commit      a group: `commit_group`, `GroupChange`, `Medium`
 on_disk           `Disk`, the medium of local groups
 in_bucket         `Bucket`, the medium of groups in object stores
 publication       gives members their committed states in their usual places
 snapshot_changes  `SnapshotChanges`: the snapshots that a commit of a group makes, drops and copies
 retired           frames that keep states of deleted members for snapshots of a local group
-manifests         writes manifests
+manifest_writes   writes manifests
 frame_locks       local frames: `writers_lock`, and the locks for destroying bytes that snapshots may need
 leftovers         removes staged and replaced frames; recognizes abandoned directories
 localize          turns a group that was copied from an object store into a local group
-tables            refuses changes to columns of python-blosc2's tables
+columns           refuses changes to columns of python-blosc2's tables
 copied_states     chooses the named states to copy with a frame
 fork_point        `ForkPoint`: a transaction as its forks see it; no I/O
-fork              forks for workers, whose changes become part of one commit
-pending           tells `vacuum` which chunks the workers of a write still need
+forks             forks for workers, whose changes become part of one commit
+journals          tells `vacuum` which chunks the workers of a write still need
 cursor            the state that a handle shows: a fixed one, the newest one, or a summary
 handle            `Handle`: shows the state of its cursor, begins transactions, retries after conflicts
 """

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.errors import ConflictError
 from b2array.format import annotations as notes
 from b2array.format import index
 from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
-from b2array.format.kept import Kept, ledger_of
+from b2array.format.ledger import Kept, ledger_of
 from b2array.format.state import State, copy_table, find_changed_chunks, sizes_width, with_index
 from b2array.frame.revision import Revision
 from b2array.frame.source import FilterSlots

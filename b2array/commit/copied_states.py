@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from b2array.catalog.intact import load_intact_state
 from b2array.commit.draft import Draft
-from b2array.format.kept import Kept
+from b2array.format.ledger import Kept
 from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
 from b2array.frame.source import Source

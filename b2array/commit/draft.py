@@ -1,6 +1,7 @@
 """`Draft`: collects the changes of a writer on top of a snapshot: new chunks, a new index, new metadata.
 
-No reader sees them before the commit; see `b2array.commit.one`. `Draft.freeze` makes them a value, a `ChangeSet`.
+No reader sees them before the commit; see `b2array.commit.frame_commit`. `Draft.freeze` makes them a value,
+a `ChangeSet`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from b2array.catalog.needs import pinned_places, pins_of
 from b2array.catalog.owners import find_frame, load
 from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.commit.changes import ChangeSet, Keep, New, apply_change, copy_for_changes, rebase_change, reindex_state
 from b2array.commit.fork_point import ForkPoint, Forks
 from b2array.commit.frame_locks import try_manifests_lock
@@ -31,7 +32,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyErr
 from b2array.format import frame, index
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.state import State, future_part
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.commit.draft import Draft
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError
 from b2array.format import index
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.state import State
 from b2array.format.strings import LENGTHS, pack_lengths
 from b2array.frame.fetch import read_chunks

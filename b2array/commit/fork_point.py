@@ -16,12 +16,12 @@ import numpy.typing as npt
 from b2array.commit.changes import ChangeSet, apply_change
 from b2array.commit.staging import CreatedFiles
 from b2array.errors import warn
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.state import State
 from b2array.frame.revision import Revision
 from b2array.store.base import Store
 from b2array.store.endings import JOURNAL
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 __all__ = ["UNDER_WAY", "ForkPoint", "Forks", "Roster", "make_portable"]
 

@@ -28,7 +28,7 @@ from b2array.catalog.redo import LocalMember, action_of
 from b2array.commit.publication import publish_step
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.store.base import MISSING, Store
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.locks import holds_locks
 
 __all__ = ["makers_lock", "manifests_lock", "publish_waiting", "try_manifests_lock", "writers_lock"]

@@ -17,8 +17,8 @@ from b2array import config, threads
 from b2array.catalog.redo import LocalMember
 from b2array.commit.cursor import Cursor, Ended, Following, Pinned, Promised
 from b2array.commit.draft import Draft, make_abandoned_error, warn_of_forgotten
+from b2array.commit.frame_commit import commit
 from b2array.commit.frame_locks import publish_waiting, writers_lock
-from b2array.commit.one import commit
 from b2array.errors import (
     B2ArrayError,
     ConflictError,

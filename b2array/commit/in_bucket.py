@@ -40,7 +40,7 @@ from b2array.commit.group_commit import (
     PresentMembers,
     commit_group,
 )
-from b2array.commit.manifests import replace_manifest
+from b2array.commit.manifest_writes import replace_manifest
 from b2array.commit.outcomes import create_under_own_name, look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan, plan
 from b2array.commit.prepare import make_objects, make_plan, observe, pieces, require_files, whole

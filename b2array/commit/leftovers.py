@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from b2array.format.index import chunk_number
-from b2array.format.kept import KEPT
+from b2array.format.ledger import KEPT
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Store
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY

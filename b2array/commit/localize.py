@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from b2array.catalog.manifest import DATA, Manifest, Row, data_path, index_name, is_embedded, is_index_name
 from b2array.catalog.owners import load_published
-from b2array.commit.manifests import write_manifest
+from b2array.commit.manifest_writes import write_manifest
 from b2array.errors import FormatError, UnsupportedError
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Store, Version

@@ -34,18 +34,18 @@ from b2array.catalog.redo import inspect_place, load_local_member
 from b2array.commit import unwritten
 from b2array.commit.bare_chunks import lacks_checksums
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import Prepared, commit, stage
 from b2array.commit.group_commit import Committed, GroupChange, Held, Locks, MemberChange, Overtaken, PresentMembers
 from b2array.commit.leftovers import discard
-from b2array.commit.manifests import write_manifest
-from b2array.commit.one import Prepared, commit, stage
+from b2array.commit.manifest_writes import write_manifest
 from b2array.commit.outcomes import create_under_own_name
 from b2array.commit.publication import Published, SeveralStepsError, publish_pending, publish_step
 from b2array.commit.retired import copy_states, remove_retired
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import pack_header
-from b2array.format.header import FrameType
-from b2array.format.kept import object_name, pack_state
+from b2array.format.frame_header import FrameType
+from b2array.format.ledger import object_name, pack_state
 from b2array.format.state import State
 from b2array.frame.revision import Revision
 from b2array.store.base import MISSING, Store, Version, moved_away

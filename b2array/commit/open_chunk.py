@@ -20,9 +20,9 @@ import numpy.typing as npt
 from b2array import config
 from b2array.codec import decode, encode, rounding
 from b2array.codec.chunk import Context, Stored
+from b2array.codec.chunk_header import FilterId
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import Tile
-from b2array.codec.header import FilterId
 from b2array.codec.splice import splice
 from b2array.commit.text_chunk import OldText, TextChunk
 from b2array.errors import FormatError

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from b2array.codec.chunk_header import FilterId
 from b2array.codec.cparams import AUTO
-from b2array.codec.header import FilterId
 from b2array.commit.changes import ChangeSet, Keep, apply_change, is_spooled
 from b2array.errors import LimitError
 from b2array.format import fingerprint, frame, index
@@ -42,8 +42,8 @@ from b2array.format.annotations import LAYER, pack_fitting_sizes, pack_records
 from b2array.format.checksums import record_nbytes
 from b2array.format.foreign_indexes import with_stale_indexes
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
+from b2array.format.frame_header import FrameType
+from b2array.format.ledger import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
 from b2array.format.state import State, layers_with, parse, with_text_nbytes
 from b2array.frame.revision import Revision
 

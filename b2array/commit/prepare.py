@@ -13,20 +13,20 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.catalog.intact import require_intact
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
+from b2array.commit.columns import refuse_columns
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, make_removed_error, mark_lost
 from b2array.commit.outcomes import create_under_own_name
 from b2array.commit.plan import Facts, Plan, find_unnoted, plan
-from b2array.commit.tables import refuse_columns
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, SnapshotLostError, prefix_error, prefix_errors
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations
 from b2array.format.foreign_indexes import with_stale_indexes
-from b2array.format.header import FrameType
-from b2array.format.kept import Kept, ledger_of
+from b2array.format.frame_header import FrameType
+from b2array.format.ledger import Kept, ledger_of
 from b2array.format.state import State
 from b2array.frame.fetch import read_chunks
 from b2array.frame.kept_states import load_kept_states

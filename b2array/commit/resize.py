@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec import encode
-from b2array.codec.header import NAN_BYTES, Special
+from b2array.codec.chunk_header import NAN_BYTES, Special
 from b2array.commit.draft import Draft
 from b2array.commit.edits import set_special
 from b2array.commit.write import rewrite, write

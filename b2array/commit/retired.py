@@ -16,12 +16,12 @@ from b2array.catalog.intact import find_state
 from b2array.catalog.manifest import RETIRED, RetiredFrame, retired_path
 from b2array.catalog.needs import Pin
 from b2array.commit.copied_states import KeptState
+from b2array.commit.frame_commit import commit
 from b2array.commit.leftovers import belongs
-from b2array.commit.one import commit
 from b2array.commit.prepare import copy_frame
 from b2array.errors import B2ArrayError, FormatError, SnapshotLostError, prefix_error
-from b2array.format.header import FrameType
-from b2array.format.kept import Kept
+from b2array.format.frame_header import FrameType
+from b2array.format.ledger import Kept
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store

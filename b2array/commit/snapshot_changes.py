@@ -10,7 +10,7 @@ from operator import attrgetter
 from b2array.catalog.ledgers import MemberState, group_ledger, pack_members
 from b2array.catalog.manifest import Manifest, Retired, RetiredFrame
 from b2array.errors import ConflictError
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
+from b2array.format.ledger import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
 from b2array.frame.kept_states import unknown_name
 from b2array.frame.revision import Revision
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec import chunk, encode
 from b2array.codec.chunk import ChunkHead
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit.changes import DIGEST_NBYTES, LOWEST_CODE, SEGMENT
 from b2array.config import HEADER_LEN
 from b2array.errors import B2ArrayError, ConflictError

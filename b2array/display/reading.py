@@ -15,7 +15,7 @@ import numpy as np
 from b2array import config
 from b2array.codec.chunk import Stored
 from b2array.display.drawing import Box, draw, merge
-from b2array.display.tables import Info, beside, put_title, size, table
+from b2array.display.text_tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.fetch import Ask, fetch, steps_of
 from b2array.frame.read import ChunkRead, ChunkReader, make_reader, windows

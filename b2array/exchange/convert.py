@@ -19,7 +19,7 @@ import numpy.typing as npt
 from b2array.array.array import array_at
 from b2array.array.drafts import ArrayOptions, choose_layout
 from b2array.codec.cparams import AnyCParams, resolve_cparams
-from b2array.display.tables import count_text, size
+from b2array.display.text_tables import count_text, size
 from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, UnsupportedError, warn
 from b2array.exchange.formats import (
     BYTES,

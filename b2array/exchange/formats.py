@@ -21,28 +21,28 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import copying, drafts
+from b2array.array import array_copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
-from b2array.bloscpack.header import MAGIC, Description, describe
+from b2array.bloscpack.blp_header import MAGIC, Description, describe
 from b2array.catalog.owners import load
 from b2array.codec.cparams import CParams
 from b2array.codec.text import estimate_nbytes, has_missing
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
-from b2array.format.kept import ledger_of
+from b2array.format.ledger import ledger_of
 from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.grid.text_items import find_dtype, is_unsized, refuse_missing
 from b2array.group.addressing import split_member
-from b2array.group.kept import Moment
-from b2array.group.local import copier_of
+from b2array.group.group_snapshot import Moment
+from b2array.group.local_group import copier_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -468,7 +468,9 @@ def _write_b2nd(
             storage_options=settings.storage_options,
         )
         commit(
-            copying.copy_array(source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress)
+            array_copying.copy_array(
+                source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress
+            )
         )
         return
     commit(drafts.draft_filled(url, source.shape, source.dtype, array_options(source, settings), pieces))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from b2array.array import copying, drafts
+from b2array.array import array_copying, drafts
 from b2array.array.described import Attributes
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
@@ -24,23 +24,23 @@ from b2array.catalog.ledgers import group_ledger
 from b2array.catalog.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.one import commit
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
-from b2array.group.changing import begin
-from b2array.group.copying import copy_snapshots
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.kept import Moment, dropped_meanwhile, earlier_states, moment
-from b2array.group.listed import AnyGroup, group_at
-from b2array.group.local import NewFrame, copier_of
+from b2array.group.group_snapshot import Moment, dropped_meanwhile, earlier_states, moment
+from b2array.group.listed_group import AnyGroup, group_at
+from b2array.group.local_group import NewFrame, copier_of
+from b2array.group.snapshot_copying import copy_snapshots
+from b2array.group.transaction import begin
 from b2array.group.unpacked import is_changeable_archive, open_unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
@@ -143,7 +143,7 @@ def _frame(
             options = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
             return drafts.draft_filled(url, source.shape, source.dtype, options, pieces)
         chunks, blocks = settings.given
-        return copying.copy_array(
+        return array_copying.copy_array(
             handle,
             url,
             ArrayOptions(

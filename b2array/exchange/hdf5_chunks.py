@@ -30,9 +30,9 @@ from b2array.bloscpack.writer import blosc1_options
 from b2array.buffers import Buffer
 from b2array.catalog import owners
 from b2array.codec import cblosc, filters
+from b2array.codec.chunk_header import NO_FILTERS, ChunkHeader, FilterId
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
-from b2array.codec.header import NO_FILTERS, ChunkHeader, FilterId
 from b2array.commit.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.exchange import formats

@@ -21,7 +21,7 @@ from b2array.frame.source import FRAME_NAME
 from b2array.group import addressing, whole
 from b2array.group.addressing import split_member
 from b2array.group.group import Group
-from b2array.group.listed import group_at
+from b2array.group.listed_group import group_at
 from b2array.store.base import Head, Store
 from b2array.store.open import open_store, with_home
 from b2array.store.secrets import redact_url

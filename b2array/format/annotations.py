@@ -18,8 +18,8 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import chunk, decode, encode
+from b2array.codec.chunk_header import ChunkHeader
 from b2array.codec.cparams import METADATA, CParams
-from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent
@@ -141,7 +141,7 @@ class Annotations:
         The identity of the frame, which no commit changes. A frame that is deleted and created again gets a new
         identity.
     kept : bytes, optional
-        The ledger of kept states, packed by `b2array.format.kept`.
+        The ledger of kept states, packed by `b2array.format.ledger`.
     floor : int, optional
         Files of chunks with lower numbers may have been deleted since their numbers were used (in object stores).
     auto : str, optional

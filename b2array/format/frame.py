@@ -19,12 +19,20 @@ from numpy.typing import NDArray
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import chunk, decode, encode
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.codec.cparams import METADATA, CParams
-from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import fingerprint, index, metalayers
-from b2array.format.header import FIXED_LEN, SPLITMODES, FrameType, Header, check_filters, pack_fields, unpack_header
+from b2array.format.frame_header import (
+    FIXED_LEN,
+    SPLITMODES,
+    FrameType,
+    Header,
+    check_filters,
+    pack_fields,
+    unpack_header,
+)
 from b2array.format.metalayers import Layers
 
 __all__ = [

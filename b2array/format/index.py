@@ -15,8 +15,8 @@ from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import decode, encode
 from b2array.codec.chunk import Context
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError
 

@@ -32,7 +32,7 @@ from b2array.format.annotations import (
 from b2array.format.attributes import decode_attr
 from b2array.format.b2nd import GEOMETRIES, TEXT
 from b2array.format.frame import Frame
-from b2array.format.header import Header
+from b2array.format.frame_header import Header
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, MAX_OWN_LAYERS, Layers
 from b2array.format.strings import BATCHES, LENGTHS, pack_batches
 from b2array.grid import chunking

@@ -21,7 +21,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import frame
 from b2array.format.annotations import Annotations
 from b2array.format.b2nd import TEXT, unpack_text
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 from b2array.format.state import State, parse, unpack_annotations
 
 __all__ = ["Record", "Summary", "pack", "pack_all", "unpack", "unpack_all"]

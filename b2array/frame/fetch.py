@@ -20,7 +20,7 @@ import numpy.typing as npt
 from b2array import config, threads
 from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
-from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
+from b2array.codec.chunk_header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, prefix_error
 from b2array.format import checksums

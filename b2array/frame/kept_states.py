@@ -13,7 +13,7 @@ from b2array.errors import (
     prefix_error,
     prefix_errors,
 )
-from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_state
+from b2array.format.ledger import Kept, Ledger, ledger_of, object_name, unpack_state
 from b2array.frame.revision import Revision, lost_snapshot, wrong_kind
 from b2array.store.spans import Span
 

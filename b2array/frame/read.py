@@ -22,8 +22,8 @@ from b2array import config, threads
 from b2array.buffers import scratch
 from b2array.codec import decode
 from b2array.codec.chunk import Context, Stored
+from b2array.codec.chunk_header import NAN_BYTES, ChunkHeader, Special
 from b2array.codec.decode import Tile
-from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
 from b2array.codec.text import TextTile, memory_nbytes
 from b2array.errors import FormatError, UnsupportedError, prefix_error
 from b2array.format.strings import is_text, unpack_item

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.buffers import Buffer, scratch
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -32,9 +32,9 @@ from b2array.errors import (
 from b2array.format import foreign, frame, index
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
-from b2array.format.header import FrameType, header_nbytes, unpack_header
+from b2array.format.frame_header import FrameType, header_nbytes, unpack_header
 from b2array.format.index import chunk_number
-from b2array.format.kept import Kept
+from b2array.format.ledger import Kept
 from b2array.format.state import State, parse, with_index
 from b2array.frame.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.store.base import (

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec.chunk import ChunkHead
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.errors import ChunkLostError, ConflictError
 from b2array.format.annotations import Sizes
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.state import State
 from b2array.frame.cache import CacheEntry
 from b2array.store.base import Mutex, Store

@@ -2,8 +2,8 @@
 
 selection     a NumPy key -> a product of factors, each with positions along one axis or several axes together
 index_arrays  the index arrays and masks of a key
-partition     cuts a product along a grid: array -> chunks, chunk -> blocks; `take` and `put` move
-              items that index arrays select
+partition     cuts a product along a grid: array -> chunks, chunk -> blocks; `take` and `put` move items that index
+              arrays select
 tiling        the plan of a read or write: the chunks of a selection, the steps to read one, the blocks to write
 assignment    the value of an assignment, checked and broadcast as NumPy does it
 lossless      the values that functions such as `append` add: converted without loss, or refused

@@ -1,30 +1,29 @@
 """Named arrays below one URL, changed together by one commit.
 
-`Group.transaction` calls `changing.begin`, which makes a `Transaction`. It collects the changes until the end of the
+`Group.transaction` calls `transaction.begin`, which makes a `Transaction`. It collects the changes until the end of the
 block. Then `b2array.commit.group_commit.commit_group` commits them. `LocalGroup` and `ListedGroup` open and list the
 members in each kind of storage.
 
 addressing        `open`: opens the array, super-chunk or group that a URL names
 sources           `load`, `copy`, `open_schunk`: read arrays and super-chunks by their URLs
-making            makes the member that a URL names
+member_making     makes the member that a URL names
 group             `Group`, the mapping that users hold, and `open_group`
-attributes        a group's attributes as a mapping
-fork              `Changes`, the common base of transactions and forks of a group; forks for workers
-changing          `begin`: begins a transaction of a group
+group_attributes  a group's attributes as a mapping
+group_forks       `Changes`, the common base of transactions and forks of a group; forks for workers
 transaction       `Transaction`: collects changes of several members for one commit
 snapshot_members  prepares the members of a group for a new snapshot
 restoring         restores a snapshot, in a transaction
-copying           copies the snapshots of another group, in a transaction
-kept              `Moment`: a group at a snapshot
-snapshots         lists the snapshots of a group, and compares two of them
-local             `LocalGroup`: members in a local directory
-listed            `ListedGroup`: members in a prefix of an object store, which the manifest lists
+snapshot_copying  copies the snapshots of another group, in a transaction
+group_snapshot    `Moment`: a group at a snapshot
+snapshot_list     lists the snapshots of a group, and compares two of them
+local_group       `LocalGroup`: members in a local directory
+listed_group      `ListedGroup`: members in a prefix of an object store, which the manifest lists
 whole             finds, makes, completes, describes and removes a whole group
 summaries         opens members from their summaries in the manifest
 archive           members in a `.b2z` archive, for reading
 unpacked          members of an archive that is being made or changed, in a directory beside it
 tree              draws groups as text
 ragged            `Rows`: rows of different lengths, in two arrays
-tables            `Table`: reads tables of python-blosc2
+blosc2_tables     `Table`: reads tables of python-blosc2
 embedded          members inside one frame (`.b2e`), for reading
 """

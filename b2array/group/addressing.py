@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from b2array.array import creation, drafts
 from b2array.array.array import NDArray
+from b2array.array.array_snapshots import SnapshotInfo
+from b2array.array.at_times import At, name_of, open_found
 from b2array.array.drafts import AnyPlace, ArrayOptions, MemberKeywords, Shape, Url, takes
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import SnapshotInfo
 from b2array.array.tensors import face
-from b2array.array.times import At, name_of, open_found
 from b2array.catalog import intact, owners
 from b2array.catalog.group_places import GROUP, ZIP, Place, Storage, cut_path, group_of, strip_suffix
 from b2array.catalog.manifest import ARRAY, SUFFIXES
@@ -30,10 +30,10 @@ from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
 from b2array.group import embedded
 from b2array.group.archive import make_archive_error
+from b2array.group.blosc2_tables import Table, is_table
 from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
-from b2array.group.listed import ListedGroup, group_at
-from b2array.group.making import make_member
-from b2array.group.tables import Table, is_table
+from b2array.group.listed_group import ListedGroup, group_at
+from b2array.group.member_making import make_member
 from b2array.group.unpacked import is_changeable_archive
 from b2array.keywords import nearest
 from b2array.store.base import Head, Store

@@ -13,40 +13,39 @@ import numpy.typing as npt
 
 from b2array import config, neighbours, threads
 from b2array.accessors import dataset_of
-from b2array.array import copying, drafts
+from b2array.array import array_copying, drafts
 from b2array.array.array import NDArray
+from b2array.array.array_snapshots import SnapshotInfo, SnapshotTable, make_entry
+from b2array.array.at_times import At, name_of, open_found
 from b2array.array.described import Attributes
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind, MemberKeywords, Shape, takes
 from b2array.array.many import read_many
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import SnapshotInfo, SnapshotTable, make_entry
-from b2array.array.times import At, name_of, open_found
 from b2array.catalog.group_places import group_of
 from b2array.catalog.ledgers import group_ledger
 from b2array.catalog.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
 from b2array.catalog.names_of_members import Members, check_new
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.one import commit
-from b2array.display.tables import Block, count_text
+from b2array.display.text_tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.b2nd import is_typed_array
 from b2array.format.foreign import check_ending
-from b2array.group import embedded, snapshots, unpacked, whole
+from b2array.group import embedded, snapshot_list, unpacked, whole
 from b2array.group.archive import Archive
-from b2array.group.attributes import Attrs, Home, writable
-from b2array.group.changing import begin, changing
+from b2array.group.blosc2_tables import Table, is_table, refuse_parts
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.fork import Changes, GroupFork
-from b2array.group.kept import Moment, moment
-from b2array.group.listed import AnyGroup, group_at
-from b2array.group.local import NewFrame, copier_of
+from b2array.group.group_attributes import Attrs, Home, writable
+from b2array.group.group_forks import Changes, GroupFork
+from b2array.group.group_snapshot import Moment, moment
+from b2array.group.listed_group import AnyGroup, group_at
+from b2array.group.local_group import NewFrame, copier_of
 from b2array.group.restoring import restore
-from b2array.group.snapshots import GroupDiff
-from b2array.group.tables import Table, is_table, refuse_parts
-from b2array.group.transaction import Transaction
+from b2array.group.snapshot_list import GroupDiff
+from b2array.group.transaction import Transaction, begin, changing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import nearest, refuse_calls, spell_out
 from b2array.printable import printable
@@ -670,7 +669,7 @@ class Group(MutableMapping[str, Any]):
                 storage_options=home.storage_options,
             )
             if shape is None:
-                return copying.holding(data, url, dtype, settings)
+                return array_copying.holding(data, url, dtype, settings)
             wanted_type = float if dtype is None else dtype
             return drafts.draft_filled(url, shape, wanted_type, settings)
 
@@ -1152,7 +1151,7 @@ class Group(MutableMapping[str, Any]):
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
         """The snapshots, the oldest first. This reads the indexes of all members, to count each snapshot's bytes."""
         group = self._home_with_snapshots()
-        return SnapshotTable() if group is None else snapshots.list_snapshots(group)
+        return SnapshotTable() if group is None else snapshot_list.list_snapshots(group)
 
     def restore(self, name: str) -> None:
         """Restore members, groups and attributes from a snapshot, in one commit.
@@ -1207,7 +1206,7 @@ class Group(MutableMapping[str, Any]):
         group = self._home_with_snapshots()
         if group is None:
             raise _make_snapshot_error(self.url, at)
-        return snapshots.diff_moments(group, at, then)
+        return snapshot_list.diff_moments(group, at, then)
 
     def consolidate(self) -> None:
         """Write summaries of all members into the manifest, so that readers open members with fewer requests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from b2array.array import snapshots
+from b2array.array import array_snapshots
 from b2array.array.drafts import AnyPlace, FreePlace, Kind
 from b2array.catalog.intact import find_intact_state, find_state
 from b2array.catalog.ledgers import MemberState
@@ -15,13 +15,13 @@ from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.in_bucket import map_concurrently
 from b2array.commit.prepare import copy_frame
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
-from b2array.group.fork import open_draft
-from b2array.group.kept import Moment, moment
-from b2array.group.listed import ListedGroup
-from b2array.group.local import LocalGroup, copier_of
+from b2array.group.group_forks import open_draft
+from b2array.group.group_snapshot import Moment, moment
+from b2array.group.listed_group import ListedGroup
+from b2array.group.local_group import LocalGroup, copier_of
 from b2array.group.transaction import Transaction
 
 __all__ = ["restore"]
@@ -61,7 +61,7 @@ def _restore_local(changes: Transaction, view: LocalGroup, then: Moment) -> None
         handle = changes.open(path, "r+")
         is_changed = handle.draft is None or handle.draft.changed
         if is_changed or handle.generation != state.generation:
-            snapshots.go_back(handle, state)
+            array_snapshots.go_back(handle, state)
 
 
 def _open_earlier(changes: Transaction, view: LocalGroup, then: Moment) -> dict[str, Revision]:

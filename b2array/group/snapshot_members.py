@@ -9,9 +9,9 @@ from b2array.commit.handle import Handle
 from b2array.errors import warn
 from b2array.format.annotations import GroupCommit
 from b2array.format.b2nd import is_typed_array
-from b2array.group.fork import Changes, open_draft
-from b2array.group.listed import ListedGroup
-from b2array.group.local import LocalGroup, copier_of
+from b2array.group.group_forks import Changes, open_draft
+from b2array.group.listed_group import ListedGroup
+from b2array.group.local_group import LocalGroup, copier_of
 
 __all__ = ["prepare_members"]
 

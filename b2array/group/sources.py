@@ -17,8 +17,8 @@ from b2array.codec.cparams import AnyCParams
 from b2array.commit.handle import Mode
 from b2array.errors import FormatError
 from b2array.group.addressing import open, open_array, open_listed_member
+from b2array.group.blosc2_tables import Table
 from b2array.group.group import Group
-from b2array.group.tables import Table
 from b2array.keywords import spell_out
 from b2array.store.open import address_of
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from b2array.array.schunk import SChunk
 from b2array.catalog.manifest import EMBEDDED
+from b2array.commit.columns import describes_a_table, is_description, table_of
 from b2array.commit.group_commit import GroupChange
-from b2array.commit.tables import describes_a_table, is_description, table_of
 from b2array.group import embedded
-from b2array.group.fork import Changes
+from b2array.group.group_forks import Changes
 from b2array.store.base import Head
 
 __all__ = ["note_tables"]

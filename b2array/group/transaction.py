@@ -7,8 +7,10 @@ the home of the group, `LocalGroup` or `ListedGroup`, and in the medium of the c
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from b2array import threads
@@ -17,8 +19,8 @@ from b2array.catalog.manifest import EMBEDDED, is_embedded, name_of
 from b2array.catalog.names_of_members import Members, check_new
 from b2array.catalog.owners import ALONE
 from b2array.commit.draft import warn_of_forgotten
-from b2array.commit.fork import make_fork_point
 from b2array.commit.fork_point import ForkPoint
+from b2array.commit.forks import make_fork_point
 from b2array.commit.group_commit import Committed, GroupChange, MemberChange, commit_group
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.in_bucket import map_concurrently
@@ -26,13 +28,13 @@ from b2array.commit.snapshot_changes import SnapshotChanges
 from b2array.errors import ConflictError
 from b2array.frame.revision import Revision
 from b2array.group import embedded
-from b2array.group.fork import NOTHING, Changes, open_draft
-from b2array.group.listed import AnyGroup
-from b2array.group.local import NewFrame
+from b2array.group.group_forks import NOTHING, Changes, open_draft
+from b2array.group.listed_group import AnyGroup
+from b2array.group.local_group import NewFrame
 from b2array.group.snapshot_members import prepare_members
 from b2array.group.table_list import note_tables
 
-__all__ = ["Transaction"]
+__all__ = ["Transaction", "begin", "changing", "committing"]
 
 
 class Transaction(Changes):
@@ -361,3 +363,62 @@ class Transaction(Changes):
             member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)
             member.draft.settle(state.frame)
         self.view.remember(path, state)
+
+
+# Beginning a transaction.
+
+
+def begin(
+    home: AnyGroup,
+    replacing: str | None = None,
+    *,
+    explicit: bool = True,
+) -> Transaction:
+    """Begin a transaction, after completing the commit of a writer that was killed.
+
+    The transaction starts by deleting the members whose names begin with `replacing`. `GroupChange` describes
+    `explicit`; an explicit transaction first lists the members again, in the handle `home` as well.
+    """
+    if explicit:  # other callers have just read the list of members
+        home.refresh()
+    home.recover()
+    changes = Transaction(home, explicit=explicit)
+    if replacing is not None:
+        members = changes.members()
+        changes.remove({name: path for name, path in members.items() if name.startswith(replacing)})
+    return changes
+
+
+def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:
+    """Return a block that changes members: in the transaction under way, or in a new one, which it then commits."""
+    return nullcontext(home) if isinstance(home, Changes) else committing(home)
+
+
+@contextmanager
+def committing(home: AnyGroup) -> Iterator[Transaction]:
+    """Begin a transaction for the block, and commit it at the end; abort it if the block raises."""
+    with _explaining_lengths(home):
+        changes = begin(home, explicit=False)
+        try:
+            yield changes
+        except BaseException:
+            changes.abort()
+            raise
+        changes.commit()
+
+
+@contextmanager
+def _explaining_lengths(home: AnyGroup) -> Iterator[None]:
+    """Say what is too long if the file system refuses the name of a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _, _, name = str(error.filename).rpartition("/")
+        raise OSError(
+            error.errno,
+            f"{home.url}: the name of a member is too long for this file system, because its file has a name of "
+            f"{len(os.fsencode(name))} bytes while it is written; choose a shorter one, or divide it into groups",
+            error.filename,
+        ) from None

@@ -9,7 +9,7 @@ from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.catalog.manifest import is_attrs
-from b2array.display.tables import fold, put_title, short, size, table
+from b2array.display.text_tables import fold, put_title, short, size, table
 from b2array.errors import B2ArrayError
 from b2array.printable import html_text, printable
 

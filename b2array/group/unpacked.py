@@ -35,19 +35,19 @@ from b2array.catalog import owners
 from b2array.catalog.group_places import ZIP
 from b2array.catalog.manifest import EMBEDDED
 from b2array.catalog.names_of_members import Members
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.one import commit
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
 from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
 from b2array.group.archive import NOTE, Archive, is_content
-from b2array.group.local import LocalGroup, copier_of
+from b2array.group.local_group import LocalGroup, copier_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.base import Head, Version
 from b2array.store.endings import WORK
 from b2array.store.links import refuse_link
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 
 __all__ = ["Unpacked", "is_changeable_archive", "lock_abandoned", "open_unpacked", "remove"]

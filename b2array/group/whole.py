@@ -12,17 +12,17 @@ from typing import Any
 
 from b2array.catalog.group_places import ZIP, group_of
 from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.commit.manifests import replace_manifest
+from b2array.commit.manifest_writes import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign, summary
 from b2array.frame.revision import is_of_zarr
 from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
 from b2array.group.archive import Archive, make_archive_error
-from b2array.group.changing import committing
-from b2array.group.fork import Changes
-from b2array.group.listed import AnyGroup, ListedGroup, group_at
-from b2array.group.local import LocalGroup
+from b2array.group.group_forks import Changes
+from b2array.group.listed_group import AnyGroup, ListedGroup, group_at
+from b2array.group.local_group import LocalGroup
+from b2array.group.transaction import committing
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED

@@ -5,7 +5,7 @@ file_systems   file systems that callers pass, and file systems in forked proces
 open_file      files that callers have opened
 base           `Store`, the interface of all stores; versions, conflicts, retries
 memory         objects in this process
-local          files and directories
+local_store    files and directories
 endings        endings of names: locks, and files of commits under way
 descriptors    a limited number of files that stay open between reads
 disk           calls of the operating system for local files

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from b2array.store.base import MISSING, Head, Store, Version, durability
 from b2array.store.endings import LOCK, TEMPORARY
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 __all__ = ["AtomicFile", "place_beside", "require_free"]
 

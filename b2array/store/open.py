@@ -12,7 +12,7 @@ from urllib.parse import quote
 from b2array.errors import UnsupportedError
 from b2array.store.base import Store
 from b2array.store.file_systems import FILE_SYSTEM, address_of, refuse_mapper
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open_file import BinaryFile, OpenFileStore, is_open_file, place_of_file
 from b2array.store.secrets import redact_url
 

@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from b2array.bloscpack.header import HEADER_FIELDS, META_FIELDS, META_HEADER_LEN, VERSION1_FIELDS, digest_size
+from b2array.bloscpack.blp_header import HEADER_FIELDS, META_FIELDS, META_HEADER_LEN, VERSION1_FIELDS, digest_size
 from b2array.bloscpack.reader import Reader
 from b2array.catalog.needs import pinned_states, pins_of
 from b2array.codec.chunk import Context
-from b2array.codec.header import FIELDS as CHUNK_FIELDS
-from b2array.codec.header import ChunkHeader, HeaderField, Special
+from b2array.codec.chunk_header import FIELDS as CHUNK_FIELDS
+from b2array.codec.chunk_header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
-from b2array.display import tables
+from b2array.display import text_tables
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
-from b2array.format.header import FIXED_LEN, FrameType, Header
-from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
-from b2array.format.kept import ledger_of
+from b2array.format.frame_header import FIXED_LEN, FrameType, Header
+from b2array.format.frame_header import HEADER_FIELDS as FRAME_FIELDS
+from b2array.format.ledger import ledger_of
 from b2array.frame.fetch import fetch
 from b2array.frame.kept_states import load_kept_states
 from b2array.frame.revision import Revision
@@ -120,16 +120,16 @@ class Survey:
         """Yield sizes, ratios, dead space and the map of the grid as text."""
         rows = self._rows_of_chunks()
         if self.total is not None:
-            rows["file"] = tables.nbytes(self.total)
-        rows["live"] = tables.nbytes(self.live)
-        rows["frame"] = tables.nbytes(self.frame)
+            rows["file"] = text_tables.nbytes(self.total)
+        rows["live"] = text_tables.nbytes(self.live)
+        rows["frame"] = text_tables.nbytes(self.frame)
         if self.kept:
-            rows["snapshots"] = tables.nbytes(self.kept)
+            rows["snapshots"] = text_tables.nbytes(self.kept)
         rows["dead"] = "not known: the files cannot be listed"
         if self.dead is not None:
             share = f", {self.dead / self.total:.0%}" if self.dead and self.total else ""
-            rows["dead"] = tables.nbytes(self.dead) + share
-        yield from repr(tables.Info(rows)).splitlines()
+            rows["dead"] = text_tables.nbytes(self.dead) + share
+        yield from repr(text_tables.Info(rows)).splitlines()
         yield ""
         yield "what is left of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
         yield from chunk_map(self.chunks, self.grid)
@@ -144,7 +144,7 @@ class Survey:
             rows["ratio of a chunk"] = _range_text([each.ratio for each in stored], ".2f")
         used = Counter(each.filters for each in stored if each.filters)
         if used:
-            counts = [f"{names}: {tables.count_text(n, 'chunk')}" for names, n in used.most_common()]
+            counts = [f"{names}: {text_tables.count_text(n, 'chunk')}" for names, n in used.most_common()]
             rows["filters"] = "; ".join(counts)
         return rows
 
@@ -258,7 +258,7 @@ def _filters(header: ChunkHeader) -> str:
     if not header.has_streams:
         return ""
     slots = zip(header.filters, header.filters_meta, strict=True)
-    return tables.filter_list(slots)
+    return text_tables.filter_list(slots)
 
 
 def _survey_of_bloscpack(f: Reader) -> Survey:

@@ -17,7 +17,7 @@ from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.codec.cparams import CParams
-from b2array.display import tables
+from b2array.display import text_tables
 from b2array.grid import chunking
 
 __all__ = [
@@ -91,7 +91,7 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
         name = ", ".join(filters) or "none"
         tried[f"filters {name}"] = replace(exact, filters=filters, filters_meta=())
     if bounds is not None:
-        tried[tables.errors(bounds)] = bounds
+        tried[text_tables.errors(bounds)] = bounds
     sample = a[_head(a.shape, _SAMPLE_NBYTES // a.itemsize)]
     shapes: dict[str, Any] = {
         "chunks": tuple(map(min, a.chunks, sample.shape)),
@@ -227,7 +227,7 @@ def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
     yield ("read", "bytes", "time", "rate")
     for each in measurements:
         rate = f"{each.rate / 1e6:.1f} MB/s"
-        yield each.pattern, tables.nbytes(each.nbytes), duration(each.seconds), rate
+        yield each.pattern, text_tables.nbytes(each.nbytes), duration(each.seconds), rate
 
 
 def comparison_rows(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
@@ -267,7 +267,7 @@ def compression_rows(measurements: Iterable[Compressed]) -> Iterator[tuple[str, 
     for each in measurements:
         ratio = f"{each.ratio:.2f}"
         times = duration(each.writing), duration(each.reading)
-        yield each.name, tables.nbytes(each.nbytes), ratio, *times
+        yield each.name, text_tables.nbytes(each.nbytes), ratio, *times
 
 
 def duration(seconds: float) -> str:

@@ -23,7 +23,7 @@ import typer
 from b2array import bloscpack, config
 from b2array.array.array import NDArray
 from b2array.array.drafts import AnyPlace, ArrayOptions, place_new
-from b2array.array.making import make
+from b2array.array.frame_making import make
 from b2array.array.schunk import SChunk
 from b2array.catalog.manifest import OTHER
 from b2array.codec.cparams import CParams
@@ -31,7 +31,7 @@ from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.prepare import copy_frame
-from b2array.display import tables
+from b2array.display import text_tables
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import convert_to, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
@@ -44,7 +44,7 @@ from b2array.progress import Progress, track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
-from b2array.tools import anatomy, changing, comparing, describing
+from b2array.tools import anatomy, comparing, describing, member_commands
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
 from b2array.tools import expire as expiring
@@ -203,7 +203,7 @@ def info(
             row = (field.part, str(field.offset), _hex(field.raw), field.name, str(field.value), field.meaning)
             rows.append(row)
         by_name = [field._asdict() for field in fields]
-        _print(as_json, by_name, tables.text_table(rows, "<><<<<"))
+        _print(as_json, by_name, text_tables.text_table(rows, "<><<<<"))
         return OK
     about = describing.describe(url, options, at)
     data = about.typed
@@ -241,7 +241,7 @@ def ls(
     listed, failed = describing.list_members(url, opts.storage_options(storage), deep=False, at=at)
     members = {name: member for name, member in listed.items() if name}
     rows = [describing.row(name, member) for name, member in members.items()]
-    _print(as_json, members, tables.text_table(rows, "<<<>>") if rows else ())
+    _print(as_json, members, text_tables.text_table(rows, "<<<>>") if rows else ())
     return _report(failed)
 
 
@@ -428,8 +428,8 @@ def copy(
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
             wanted = ArrayOptions(layout=layout, overwrite=overwrite, storage_options=others)
             make(dst, wanted, partial(_copy_frame, revision, bar, snapshots=snapshots), OTHER)
-        count = tables.count_text(revision.frame.nchunks, "chunk")
-        nbytes = tables.nbytes(revision.frame.cbytes)
+        count = text_tables.count_text(revision.frame.nchunks, "chunk")
+        nbytes = text_tables.nbytes(revision.frame.cbytes)
         _say(f"{redact_url(dst)}: {count} in {nbytes}")
         return OK
     started = time.perf_counter()
@@ -446,7 +446,7 @@ def copy(
         storage_options=others,
     ) as copy_:
         ratio = f"{copy_.cratio:.2f}" if copy_.cbytes else "none"
-        sizes = f"{tables.size(copy_.nbytes)} in {tables.size(copy_.cbytes)}"
+        sizes = f"{text_tables.size(copy_.nbytes)} in {text_tables.size(copy_.cbytes)}"
         seconds = time.perf_counter() - started
         _say(f"{redact_url(dst)}: 1 array of {sizes}, ratio {ratio}, {seconds:.2f} s")
     return OK
@@ -579,12 +579,12 @@ def bench(
         for each in measuring.alternatives(a) if alternatives else ():
             others.append(each)
             bar.advance()
-    lines = tables.text_table(list(measuring.rates(own)), "<>>>")
+    lines = text_tables.text_table(list(measuring.rates(own)), "<>>>")
     if stored:
-        below = tables.text_table(list(measuring.compression_rows(stored)), "<>>>>")
+        below = text_tables.text_table(list(measuring.compression_rows(stored)), "<>>>>")
         lines = chain(lines, ["", "A sample in memory, with other parameters:", ""], below)
     if others:
-        below = tables.text_table(list(measuring.comparison_rows(others)), "<<>" + ">" * len(own))
+        below = text_tables.text_table(list(measuring.comparison_rows(others)), "<<>" + ">" * len(own))
         lines = chain(lines, ["", "A sample in memory, with other chunks and blocks, in milliseconds:", ""], below)
     data = {
         "file": [each._asdict() for each in own],
@@ -781,7 +781,7 @@ def diff(
     if other is None and _is_place(url, name, options):
         listed = list(comparing.differences(url, name, options, others))
         rows = [(each.name or "/", each.what, each.detail) for each in listed]
-        lines = tables.text_table(rows, "<<<") if rows else ["no difference"]
+        lines = text_tables.text_table(rows, "<<<") if rows else ["no difference"]
         _print(as_json, [each._asdict() for each in listed], lines)
         return ERROR if listed else OK
     with _keeper(url, options) as source:
@@ -814,13 +814,13 @@ def rm(
     storage: opts.Storage = None,
 ) -> None:
     """Remove a member of a group, or an array outside groups."""
-    _say(changing.remove(url, opts.storage_options(storage), recursive=recursive))
+    _say(member_commands.remove(url, opts.storage_options(storage), recursive=recursive))
 
 
 @_command
 def mv(src: opts.Src, dst: opts.Dst, storage: opts.Storage = None) -> None:
     """Rename a member within its group."""
-    _say(changing.rename(src, dst, opts.storage_options(storage)))
+    _say(member_commands.rename(src, dst, opts.storage_options(storage)))
 
 
 @_command
@@ -841,12 +841,12 @@ def attrs(
         if at is not None:
             raise typer.BadParameter("a snapshot can only be read", param_hint="--at")
         try:
-            values = changing.assignments(assigned or ())
+            values = member_commands.assignments(assigned or ())
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--set") from None
-        changing.set_attributes(url, options, values, removed or ())
-    current = changing.attributes(url, options, at)
-    lines = repr(tables.Info(current)).splitlines() if current else [f"{redact_url(url)} has no attributes"]
+        member_commands.set_attributes(url, options, values, removed or ())
+    current = member_commands.attributes(url, options, at)
+    lines = repr(text_tables.Info(current)).splitlines() if current else [f"{redact_url(url)} has no attributes"]
     _print(as_json, current, lines)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray, array_at
-from b2array.display.tables import size, text_table
+from b2array.display.text_tables import size, text_table
 from b2array.tools.bench import duration, measure, repeat
 from b2array.tools.verify import verify
 
@@ -139,7 +139,7 @@ def _draw(plane: Field) -> Iterator[str]:
 
 _WRITER = """
 import os, sys, b2array
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 LocalStore.patch = os.replace = lambda *_: print(flush=True) or sys.stdin.read()
 a = b2array.open(sys.argv[1], "r+")
 half = a.shape[0] // 2

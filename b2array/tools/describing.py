@@ -14,19 +14,19 @@ import numpy as np
 
 from b2array import bloscpack, config
 from b2array.array.array import NDArray
+from b2array.array.array_snapshots import box_text
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import box_text
-from b2array.bloscpack.header import CHECKSUMS
+from b2array.bloscpack.blp_header import CHECKSUMS
 from b2array.catalog import owners
 from b2array.commit.handle import Handle
-from b2array.display import tables
+from b2array.display import text_tables
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import B2ND, ArraySource, Box, Hierarchy, Storage, holds_array
 from b2array.exchange.places import find
 from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
 from b2array.group.addressing import split_member
-from b2array.group.snapshots import GroupDiff
+from b2array.group.snapshot_list import GroupDiff
 from b2array.group.tree import draw_branches, nest
 from b2array.store import disk_cache
 from b2array.store.open import open_store
@@ -240,7 +240,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
     ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
     dtype = member.get("dtype", "super-chunk")
     shape = str(member.get("shape", ""))
-    return name, dtype, shape, tables.narrow_size(member["nbytes"]), ratio
+    return name, dtype, shape, text_tables.narrow_size(member["nbytes"]), ratio
 
 
 def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
@@ -255,7 +255,7 @@ def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
     for line in draw_branches(nest(cells), "\t".join):
         stem, *others = line.split("\t")
         rows.append((stem.rstrip(), *others))
-    yield from tables.text_table(rows, "<<<>>")
+    yield from text_tables.text_table(rows, "<<<>>")
 
 
 def _frame(revision: Revision) -> dict[str, Any]:
@@ -272,8 +272,8 @@ def _frame(revision: Revision) -> dict[str, Any]:
             "nbytes": chunks.nbytes,
             "cbytes": chunks.cbytes,
             "ratio": round(chunks.cratio, 2) if chunks.cbytes else None,
-            "codec": tables.codec(chunks.cparams),
-            "filters": tables.filters(chunks.cparams),
+            "codec": text_tables.codec(chunks.cparams),
+            "filters": text_tables.filters(chunks.cparams),
             "metalayers": [name for name, _ in revision.frame.metalayers],
             "attrs": dict(chunks.vlmeta),
         }
@@ -313,7 +313,7 @@ def _source(source: ArraySource) -> dict[str, Any]:
         "shape": source.shape,
         "dtype": str(source.dtype),
         "chunks": source.chunks,
-        "fill value": tables.item(source.fill),
+        "fill value": text_tables.item(source.fill),
         "dims": source.dims,
         "attrs": dict(source.attrs),
     }
@@ -350,9 +350,9 @@ def lines(about: Mapping[str, Any]) -> Iterator[str]:
     rows = {name: value for name, value in about.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
-            rows[name] = tables.nbytes(rows[name])
+            rows[name] = text_tables.nbytes(rows[name])
     rows |= {f"attrs.{name}": value for name, value in about.get("attrs", {}).items()}
-    yield from repr(tables.Info(rows)).splitlines()
+    yield from repr(text_tables.Info(rows)).splitlines()
 
 
 def describe_cache(setting: str | os.PathLike[str], *, clear: bool) -> Overview:
@@ -371,11 +371,11 @@ def describe_cache(setting: str | os.PathLike[str], *, clear: bool) -> Overview:
     typed = {"directory": directory, "limit": config.disk_cache_bytes, **usage._asdict()}
     rows = {
         "directory": directory,
-        "size": f"{tables.nbytes(usage.nbytes)} of {tables.size(config.disk_cache_bytes)}",
+        "size": f"{text_tables.nbytes(usage.nbytes)} of {text_tables.size(config.disk_cache_bytes)}",
         "contents": usage.files,
         "hits": f"{usage.hits} of {reads} reads ({usage.hits / max(1, reads):.0%})",
-        "from disk": tables.nbytes(usage.hit_nbytes),
-        "from servers": tables.nbytes(usage.missed_nbytes),
+        "from disk": text_tables.nbytes(usage.hit_nbytes),
+        "from servers": text_tables.nbytes(usage.missed_nbytes),
     }
     return Overview(rows, typed, {})
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from b2array.catalog.ledgers import group_ledger
 from b2array.exchange.formats import Storage
-from b2array.format.kept import Kept
+from b2array.format.ledger import Kept
 from b2array.frame.kept_states import ledger_in
 from b2array.group import addressing
 from b2array.group.group import Group
-from b2array.group.listed import AnyGroup
+from b2array.group.listed_group import AnyGroup
 from b2array.group.transaction import Transaction
 from b2array.store.open import address_of
 from b2array.tools.vacuum import in_seconds

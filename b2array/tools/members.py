@@ -13,7 +13,7 @@ from b2array.exchange.groups import B2Z, members_of
 from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
-from b2array.group.listed import AnyGroup
+from b2array.group.listed_group import AnyGroup
 from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 

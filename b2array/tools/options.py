@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
-from b2array.bloscpack.header import CHECKSUMS
+from b2array.bloscpack.blp_header import CHECKSUMS
 from b2array.codec.cparams import AUTO, CParams
 from b2array.errors import B2ArrayError
 from b2array.exchange.places import FORMATS

@@ -19,22 +19,22 @@ from b2array.commit import edits
 from b2array.commit.changes import copy_for_changes
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, mark_lost
+from b2array.commit.frame_commit import commit
 from b2array.commit.frame_locks import manifests_lock, writers_lock
-from b2array.commit.one import commit
 from b2array.commit.prepare import copy_frame
 from b2array.errors import FormatError, ReadOnlyError, SnapshotLostError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.index import chunk_number
-from b2array.format.kept import Kept, ledger_of
+from b2array.format.ledger import Kept, ledger_of
 from b2array.format.state import parse, sizes_width
 from b2array.frame.kept_states import load_kept_states
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
-from b2array.group.listed import ListedGroup
+from b2array.group.listed_group import ListedGroup
 from b2array.store.base import Store
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.tools.anatomy import list_objects

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from b2array.display import tables
+from b2array.display import text_tables
 from b2array.printable import html_text, printable
 
 __all__ = ["Failure", "Result", "ResultSummary", "Results", "first_of"]
@@ -52,18 +52,18 @@ class Result:
         headline, rows, lines, heads = self.summarize()
         if heads:
             cells = [(name, *row) for name, row in rows.items()]
-            below = list(tables.text_table([heads, *cells], "<" * len(heads)))
+            below = list(text_tables.text_table([heads, *cells], "<" * len(heads)))
         else:
-            below = repr(tables.Info(rows)).splitlines()
+            below = repr(text_tables.Info(rows)).splitlines()
         title = printable(f"{self.url}: {headline}")
         return "\n  ".join([title, *below, *map(printable, lines)])
 
     def _repr_html_(self) -> str:
         headline, rows, lines, heads = self.summarize()
-        title = f"<p>{html_text(tables.near(self.url))}: <b>{html_text(headline)}</b></p>"
+        title = f"<p>{html_text(text_tables.near(self.url))}: <b>{html_text(headline)}</b></p>"
         items = [f"<li>{html_text(line)}</li>" for line in lines]
         below = f"<ul>{''.join(items)}</ul>" if items else ""
-        return title + tables.table(rows, heads) + below
+        return title + text_tables.table(rows, heads) + below
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Results(Result):
             cells = [str(each.rows.get(column, "")) for column in columns]
             rows[name] = (each.headline, *cells)
             lines += [f"{name}: {line}" for line in each.lines]
-        headline = tables.count_text(len(members), "member")
+        headline = text_tables.count_text(len(members), "member")
         nwrong = sum(not each.ok for each in self.members.values())
         if nwrong:
             headline += f", {nwrong} of them not in order"

@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import chunk, decode
-from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader, Special
+from b2array.codec.chunk_header import BLOSC1_HEADER_LEN, ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import b2nd, checksums, fingerprint, frame, index, metalayers
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType, header_nbytes, unpack_header
+from b2array.format.frame_header import FrameType, header_nbytes, unpack_header
 from b2array.format.index import chunk_number
 from b2array.format.metalayers import Layers
 from b2array.frame.source import FRAME_NAME

@@ -18,16 +18,16 @@ import numpy.typing as npt
 from b2array.catalog.ledgers import group_ledger
 from b2array.catalog.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, name_of, own_files
 from b2array.catalog.owners import load_published, load_revision
-from b2array.commit import pending
-from b2array.commit.manifests import replace_manifest
+from b2array.commit import journals
+from b2array.commit.manifest_writes import replace_manifest
 from b2array.errors import B2ArrayError, FormatError
 from b2array.format.index import chunk_number
-from b2array.format.kept import KEPT, object_name
+from b2array.format.ledger import KEPT, object_name
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
-from b2array.group.kept import find_unneeded, moment_of
-from b2array.group.listed import ListedGroup
+from b2array.group.group_snapshot import find_unneeded, moment_of
+from b2array.group.listed_group import ListedGroup
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
 
@@ -150,7 +150,7 @@ def _in_prefix(
         files = {}
     has_journal = any(name.endswith(JOURNAL) for name in files)
     if has_journal and not wanted:  # a transaction is about to create the member
-        files = pending.with_newest_time(files)
+        files = journals.with_newest_time(files)
     indexes = {name: each for name, each in files.items() if is_index_name(name)}
     live_indexes = {index_name(revision) for revision in wanted}
     old = _find_replaced(indexes, live_indexes, seconds, now)
@@ -169,7 +169,7 @@ def _in_prefix(
             unneeded_objects[name] = each
     if not wanted and FRAME_NAME in files:
         unneeded_objects[FRAME_NAME] = files[FRAME_NAME]
-    return unneeded_objects | pending.find_orphans(store, files, needed)
+    return unneeded_objects | journals.find_orphans(store, files, needed)
 
 
 def _revision_in(name: str) -> str:

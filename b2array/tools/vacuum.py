@@ -20,29 +20,29 @@ from b2array.catalog.manifest import MANIFEST, RETIRED, own_files
 from b2array.catalog.needs import identities_of, pinned_places, pins_of, unneeded_names
 from b2array.catalog.owners import BucketMember, load, load_published
 from b2array.catalog.redo import read_member
-from b2array.commit import pending
+from b2array.commit import journals
 from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
+from b2array.commit.frame_commit import commit
 from b2array.commit.frame_locks import manifests_lock
 from b2array.commit.leftovers import belongs, discard
-from b2array.commit.one import commit
 from b2array.commit.publication import publish_missing
 from b2array.commit.retired import remove_retired
-from b2array.display.tables import count_text, size
+from b2array.display.text_tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.index import chunk_number
-from b2array.format.kept import KEPT, object_name
+from b2array.format.ledger import KEPT, object_name
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision
 from b2array.group import unpacked
-from b2array.group.kept import find_unneeded
-from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.local import LocalGroup
+from b2array.group.group_snapshot import find_unneeded
+from b2array.group.listed_group import AnyGroup, ListedGroup
+from b2array.group.local_group import LocalGroup
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, ResultSummary, first_of
@@ -178,7 +178,7 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
                     _commit_before(there, old)
                 except ConflictError:  # another writer has committed in the meantime
                     continue
-                pending.remove(store, old)
+                journals.remove(store, old)
         return Cleanup.of(store.url, old, dry_run=dry_run)
     raise too_many_conflicts(store)
 
@@ -230,7 +230,7 @@ def _clean_archive(url: str, seconds: float, dry_run: bool, storage_options: Sto
     """Remove files that writers of an archive have left next to it, unless a writer is active."""
     store = open_store(url, storage_options=storage_options)
     with unpacked.lock_abandoned(url, storage_options or {}) as left:
-        leftovers = dict(pending.find_leftovers(store, {}))
+        leftovers = dict(journals.find_leftovers(store, {}))
         name = ""
         if left is not None:
             name = f"{Path(left).name}/"
@@ -239,7 +239,7 @@ def _clean_archive(url: str, seconds: float, dry_run: bool, storage_options: Sto
             raise FileNotFoundError(f"{store.url}: there is no archive, and no writer has left anything")
         old = _older(store, leftovers, seconds)
         if not dry_run:
-            pending.remove(store, old)
+            journals.remove(store, old)
             if left is not None and name in old:
                 unpacked.remove(left)
     return Cleanup.of(store.url, old, dry_run=dry_run)
@@ -291,7 +291,7 @@ def _removable(store: Store, seconds: float) -> _There:
         # Load the frame after the listing, so that files committed in between are kept.
         revision = load_published(store)
     except FileNotFoundError:
-        unneeded = {**pending.find_orphans(store, files, None), **pending.find_leftovers(store, files)}
+        unneeded = {**journals.find_orphans(store, files, None), **journals.find_leftovers(store, files)}
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in unneeded)
         if not unneeded or (exists and not unfinished):
             raise
@@ -305,8 +305,8 @@ def _removable(store: Store, seconds: float) -> _There:
         numbers += [state.frame.offsets for state in (revision, *kept_snapshots)]
         numbers.append(pinned_places(revision, pins_of(store)))
     unneeded_states = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-    orphans = pending.find_orphans(store, files, np.concatenate(numbers))
-    return _There(revision, pending.find_leftovers(store, files) | unneeded_states | orphans)
+    orphans = journals.find_orphans(store, files, np.concatenate(numbers))
+    return _There(revision, journals.find_leftovers(store, files) | unneeded_states | orphans)
 
 
 def _files_in_log(
@@ -396,7 +396,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     for frame in with_journal:
         # A live writer updates only its journal, but may still need its older files.
         of_frame = {path: unneeded_files[path] for path in left if left[path] == frame}
-        unneeded_files |= pending.with_newest_time(of_frame)
+        unneeded_files |= journals.with_newest_time(of_frame)
     old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
         for path in old:
@@ -463,7 +463,7 @@ def _whole(group: LocalGroup, path: str) -> Listed:
             modified = inf
         return Listed(0, modified)
     nbytes = sum(each.size for each in files.values())
-    return Listed(nbytes, pending.newest_time(files.values()))
+    return Listed(nbytes, journals.newest_time(files.values()))
 
 
 def in_seconds(age: str | float) -> float:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from b2array import config, threads
 from b2array.array.array import NDArray
-from b2array.array.copying import PIECE_NBYTES
+from b2array.array.array_copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
 from b2array.catalog.intact import find_state
 from b2array.catalog.ledgers import MemberState, group_ledger
@@ -25,9 +25,9 @@ from b2array.catalog.owners import BucketMember, find_damage, load
 from b2array.catalog.redo import read_member
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
-from b2array.commit import pending
-from b2array.display.tables import count_text
-from b2array.display.tables import nbytes as nbytes_text
+from b2array.commit import journals
+from b2array.display.text_tables import count_text
+from b2array.display.text_tables import nbytes as nbytes_text
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -43,7 +43,7 @@ from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
 from b2array.format.index import NO_OFFSETS, chunk_number
-from b2array.format.kept import KEPT, Kept, ledger_of, object_name
+from b2array.format.ledger import KEPT, Kept, ledger_of, object_name
 from b2array.frame import text_blocks
 from b2array.frame.fetch import fetch
 from b2array.frame.kept_states import load_kept_state, load_kept_states
@@ -53,8 +53,8 @@ from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
 from b2array.group.group import Group
-from b2array.group.kept import moment_of
-from b2array.group.listed import AnyGroup, ListedGroup
+from b2array.group.group_snapshot import moment_of
+from b2array.group.listed_group import AnyGroup, ListedGroup
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
@@ -484,14 +484,14 @@ def _verify_frame(report: Report, open_frame: Callable[[], Revision], *, progres
     if revision.sparse:
         places = np.array([*kept.places], np.int64)
         numbers = np.concatenate([revision.frame.offsets, places, _needed_by_group(revision)])
-        orphans += pending.unneeded_chunks(files, numbers)
+        orphans += journals.unneeded_chunks(files, numbers)
         orphans += [name for name in files if name.endswith(KEPT) and name not in kept.objects]
         dead = sum(files[name].size for name in orphans)
     else:
         total = total_nbytes(revision, None) or 0
         dead = total - frame_nbytes(revision.frame) - findings.live - kept.live
     unfinished = [name for name in files if name.endswith(JOURNAL)]
-    leftovers = pending.find_leftovers(revision.store, files)
+    leftovers = journals.find_leftovers(revision.store, files)
     problems = [*_unreadable(revision), *findings.problems, *kept.problems]
     damage = find_damage(revision)
     if damage is not None:

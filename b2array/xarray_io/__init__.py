@@ -4,16 +4,16 @@ A variable is an array whose dimensions have names; a dataset is a group of them
 xarray keeps in attributes by the CF conventions (units and calendars of times, scales, which variables are coordinates)
 is in the attributes of arrays and groups.
 
-backend      opens datasets and trees: ``xarray.open_dataset(url, engine="b2array")``
-loading      one `read_many` for all variables of a dataset that xarray loads
-writing      `to_b2array`, its modes, and the transaction; dask arrays in one graph
-creating     makes new variables and attributes
-changing     changes existing variables: appends, regions, finer units of times
-tasks        what `to_b2array` passes on to these
-encoding     values of variables -> what is stored, in new arrays and in existing ones
-preferences  chunks and other choices for new variables: as the call, dask or the opened file has them
-indexes      where values go in existing arrays, and whether their labels agree
-times        units that a coordinate shares with its bounds
+backend           opens datasets and trees: ``xarray.open_dataset(url, engine="b2array")``
+loading           one `read_many` for all variables of a dataset that xarray loads
+writing           `to_b2array`, its modes, and the transaction; dask arrays in one graph
+creating          makes new variables and attributes
+variable_changes  changes existing variables: appends, regions, finer units of times
+tasks             what `to_b2array` passes on to these
+encoding          values of variables -> what is stored, in new arrays and in existing ones
+preferences       chunks and other choices for new variables: as the call, dask or the opened file has them
+indexes           where values go in existing arrays, and whether their labels agree
+time_units        units that a coordinate shares with its bounds
 """
 
 from __future__ import annotations

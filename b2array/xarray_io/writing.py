@@ -20,7 +20,8 @@ from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
-from b2array.commit.fork import (
+from b2array.commit.fork_point import ForkPoint
+from b2array.commit.forks import (
     accept_forks,
     has_forks,
     make_fork_point,
@@ -28,21 +29,20 @@ from b2array.commit.fork import (
     note_forks,
     remove_journal,
 )
-from b2array.commit.fork_point import ForkPoint
 from b2array.errors import ConflictError, warn
 from b2array.format.state import State
 from b2array.group import group, whole
 from b2array.group.group import Group
-from b2array.group.listed import AnyGroup
+from b2array.group.listed_group import AnyGroup
 from b2array.group.unpacked import Unpacked, is_changeable_archive
 from b2array.store.base import pause
 from b2array.store.open import address_of
 from b2array.xarray_io.backend import Url
-from b2array.xarray_io.changing import change, group_at
 from b2array.xarray_io.creating import create
 from b2array.xarray_io.encoding import attributes, encode, is_dask, mark
 from b2array.xarray_io.indexes import CheckIndex
 from b2array.xarray_io.tasks import Mode, Node, WritePart, WriteTask
+from b2array.xarray_io.variable_changes import change, group_at
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed

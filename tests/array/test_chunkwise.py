@@ -11,14 +11,14 @@ import pytest
 from arrays import same
 
 import b2array
-from b2array.array import copying
+from b2array.array import array_copying
 
 X = np.random.default_rng(0).normal(size=(80, 60, 40))
 
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(copying, "PIECE_NBYTES", 8 * 20 * 20 * 40)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", 8 * 20 * 20 * 40)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_result_may_replace_what_it_was_computed_from(tmp_path):
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(copying, "PIECE_NBYTES", 2**20)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", 2**20)
     big = b2array.zeros((4000, 2000), chunks=(100, 1000), url=tmp_path / "a.b2nd")
     with b2array.config.using(cache_bytes=0, threads=2):
         tracemalloc.start()

@@ -12,7 +12,7 @@ import pytest
 
 import b2array
 from b2array import CParams
-from b2array.codec.header import ChunkHeader, FilterId
+from b2array.codec.chunk_header import ChunkHeader, FilterId
 
 ITEMS = 2**17
 BOUND = CParams(clevel=2, filters="auto", absolute_error=0.01)

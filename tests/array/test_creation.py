@@ -16,7 +16,7 @@ from lengths import examples
 import b2array
 from b2array import config
 from b2array.codec import encode
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
 from b2array.format import index
 from b2array.grid.chunking import automatic

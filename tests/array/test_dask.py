@@ -31,8 +31,8 @@ from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
 from b2array.array.frozen import Frozen
 from b2array.commit.changes import ChangeSet
-from b2array.commit.fork import commit_changes, make_fork_point, write_part
 from b2array.commit.fork_point import ForkPoint
+from b2array.commit.forks import commit_changes, make_fork_point, write_part
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
 

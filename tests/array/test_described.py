@@ -13,7 +13,7 @@ from lengths import examples
 
 import b2array
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 

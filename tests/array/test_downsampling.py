@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import b2array
-from b2array.array import copying
+from b2array.array import array_copying
 
 X = np.random.default_rng(0).integers(0, 1000, (7, 30, 41)).astype("u2")
 
@@ -142,7 +142,7 @@ def test_small_arrays_are_reduced_too(shape):
 
 @pytest.mark.parametrize("boundary", ["pad", "trim"])
 def test_large_factors_need_little_memory(tmp_path, monkeypatch, boundary):
-    monkeypatch.setattr(copying, "PIECE_NBYTES", 2**18)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", 2**18)
     x = np.random.default_rng(0).integers(0, 99, (900, 1030), "u2")
     a = b2array.asarray(x, url=tmp_path / "a.b2nd", chunks=(64, 256), blocks=(32, 64))
     expected = reference(x, (32, 32), rounded_mean, boundary)
@@ -159,7 +159,7 @@ def test_large_factors_need_little_memory(tmp_path, monkeypatch, boundary):
 
 
 def test_pieces_of_one_chunk_are_encoded_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(copying, "PIECE_NBYTES", 2**14)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", 2**14)
     a = b2array.asarray(np.arange(512 * 512, dtype="u4").reshape(512, 512), chunks=(64, 64))
     found = b2array.downsample(a, 8, url=tmp_path / "a.b2d/", layout="sparse")
     assert same(found[...], reference(a[...], (8, 8), rounded_mean))

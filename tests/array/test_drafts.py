@@ -15,9 +15,9 @@ import b2array
 from b2array import config
 from b2array.array.drafts import place_new
 from b2array.commit import draft as drafting
-from b2array.commit import pending
+from b2array.commit import journals
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.store import disk
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
@@ -323,9 +323,9 @@ def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layo
             b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
     (left,) = [path.name for path in tmp_path.iterdir() if path.name.endswith(".b2tmp")]
     store = open_store(tmp_path / "a")
-    found = pending.find_leftovers(store, store.listing())
+    found = journals.find_leftovers(store, store.listing())
     assert [name.rpartition("/")[0] or name for name in found] == [left]
-    pending.remove(store, found)
+    journals.remove(store, found)
     assert not (tmp_path / left).exists()
     assert np.array_equal(b2array.open(tmp_path / "a")[...], -VALUES)
 

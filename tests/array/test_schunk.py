@@ -15,7 +15,7 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.catalog import owners
 from b2array.codec import encode
-from b2array.codec.header import NAN_BYTES, Special
+from b2array.codec.chunk_header import NAN_BYTES, Special
 from b2array.commit.handle import Handle
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
 from b2array.store.memory import MemoryStore

@@ -7,12 +7,12 @@ import pytest
 from arrays import outcome, same
 
 import b2array
-from b2array.array import copying, sequences
+from b2array.array import array_copying, sequences
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    monkeypatch.setattr(copying, "PIECE_NBYTES", 100)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", 100)
     monkeypatch.setattr(sequences, "_ITEMS", 7)
 
 

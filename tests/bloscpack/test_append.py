@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from b2array import bloscpack
-from b2array.bloscpack.header import FileHeader, digest_size
+from b2array.bloscpack.blp_header import FileHeader, digest_size
 from b2array.codec.cparams import CParams
 from b2array.errors import ConflictError, FormatError, UnsupportedError
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 ROOT = Path(__file__).parents[2]
 NOISE = np.random.default_rng(0).integers(0, 256, 4000, "u1").tobytes()

@@ -31,8 +31,8 @@ from numcodecs import blosc
 
 import b2array
 from b2array import CParams, bloscpack
-from b2array.bloscpack.header import CHECKSUMS, Description, FileHeader, describe, description, digest
-from b2array.codec.header import ChunkHeader
+from b2array.bloscpack.blp_header import CHECKSUMS, Description, FileHeader, describe, description, digest
+from b2array.codec.chunk_header import ChunkHeader
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bloscpack"
@@ -850,7 +850,7 @@ def test_the_number_of_chunks_alone_takes_no_memory(nchunks: int, offsets: bool)
 
 
 def test_shapes_alone_take_no_memory() -> None:
-    from b2array.bloscpack.header import pack_metadata
+    from b2array.bloscpack.blp_header import pack_metadata
 
     meta = pack_metadata(describe(Description(np.dtype("f8"), (2**40,), "C")))
     header = FileHeader(metadata=True, nchunks=2**20, chunk_size=2**23, last_chunk=2**23, checksum=0).pack()

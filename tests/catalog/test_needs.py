@@ -19,7 +19,7 @@ import b2array
 from b2array import Group, open_group
 from b2array.commit import frame_locks
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 EDGE = 2**14
 """Items of one chunk: large enough that a file of a few chunks counts as mostly dead."""

@@ -17,7 +17,7 @@ import b2array
 from b2array.catalog.manifest import Kind, Manifest, PendingStep, staged_path
 from b2array.catalog.redo import TABLE, Action, Occupant, Standing, action_of, inspect_place, read_member
 from b2array.commit.publication import publish_step
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 TOKEN = "0123456789abcdef"
 ROWS = np.arange(60.0)

@@ -17,7 +17,7 @@ import b2array
 from b2array import codecs
 from b2array.codec import cblosc
 from b2array.codec.cblosc import Blosc1Params
-from b2array.codec.header import CODEC_FORMATS, CodecFormat, CodecId
+from b2array.codec.chunk_header import CODEC_FORMATS, CodecFormat, CodecId
 from b2array.codec.streams import MIN_STREAM
 from b2array.errors import FormatError
 

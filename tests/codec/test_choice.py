@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import codecs
+from b2array.codec.chunk_header import ChunkHeader, FilterId
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
 from b2array.codec.encode import encode
-from b2array.codec.header import ChunkHeader, FilterId
 
 AUTO = CParams(clevel=2, filters="auto")
 ITEMS = 2**18

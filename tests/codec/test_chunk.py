@@ -36,11 +36,11 @@ from numcodecs import blosc
 
 from b2array import codecs, config, filters
 from b2array.codec import chunk, decode
+from b2array.codec import chunk_header as spec
 from b2array.codec import encode as encoder
-from b2array.codec import header as spec
 from b2array.codec.chunk import Context, Stored
+from b2array.codec.chunk_header import ChunkHeader, CodecFormat, CodecId, FilterId, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, CodecFormat, CodecId, FilterId, Special
 from b2array.errors import FormatError, UnsupportedError
 
 pytestmark = pytest.mark.crossed

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array import codecs
-from b2array.codec.header import CODEC_FORMATS, FLAG_EXTENDED, FLAG_UNSPLIT, ChunkHeader, CodecId
+from b2array.codec.chunk_header import CODEC_FORMATS, FLAG_EXTENDED, FLAG_UNSPLIT, ChunkHeader, CodecId
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
 

@@ -14,8 +14,8 @@ from chunks import CODECS, STOCK_SPLITMODES
 
 import b2array
 from b2array import codecs, filters
+from b2array.codec.chunk_header import ChunkHeader, CodecId
 from b2array.codec.cparams import CParams, resolve_cparams
-from b2array.codec.header import ChunkHeader, CodecId
 
 
 def test_each_parameter_has_one_default() -> None:

@@ -15,10 +15,10 @@ from lengths import examples
 
 import b2array
 from b2array import config
-from b2array.codec import cblosc, chunk, decode, encode, header
+from b2array.codec import cblosc, chunk, chunk_header, decode, encode
 from b2array.codec.chunk import Context, Stored
+from b2array.codec.chunk_header import CodecFormat, FilterId
 from b2array.codec.cparams import CParams
-from b2array.codec.header import CodecFormat, FilterId
 
 pytestmark = pytest.mark.crossed
 
@@ -118,7 +118,7 @@ def test_zstd_streams_of_several_frames_are_read_as_stock_reads_them(split):
     streams = [
         b"".join(stream(data.tobytes(), 2 * i + j) for j, data in enumerate(of)) for i, of in enumerate(shuffled)
     ]
-    flags = header.FLAG_EXTENDED | CodecFormat.ZSTD << 5 | header.FLAG_UNSPLIT * (not split)
+    flags = chunk_header.FLAG_EXTENDED | CodecFormat.ZSTD << 5 | chunk_header.FLAG_UNSPLIT * (not split)
     buf = make_chunk(
         streams, typesize=4, nbytes=len(raw), blocksize=nbytes, flags=flags, filters=(0, 0, 0, 0, 0, FilterId.SHUFFLE)
     )

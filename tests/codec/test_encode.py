@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array.codec import chunk, codecs, decode, encode
+from b2array.codec.chunk_header import ChunkHeader, CodecId, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, CodecId, Special
 from b2array.errors import LimitError, UnsupportedError
 
 

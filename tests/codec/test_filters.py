@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array import CParams, filters
+from b2array.codec.chunk_header import (
+    FLAG_EXTENDED,
+    FLAG_UNSPLIT,
+    NFILTERS,
+    ChunkHeader,
+    CodecFormat,
+    CodecId,
+    FilterId,
+)
 from b2array.codec.filters import Pipeline, backward, forward
-from b2array.codec.header import FLAG_EXTENDED, FLAG_UNSPLIT, NFILTERS, ChunkHeader, CodecFormat, CodecId, FilterId
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
 

@@ -8,8 +8,8 @@ from chunks import cparams, datas, typesizes, unpack_lazy, walk
 from hypothesis import given
 
 from b2array.codec import chunk, decode, encode, lazy
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import UnsupportedError
 
 DATA = walk(4000).tobytes()

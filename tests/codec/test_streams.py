@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from b2array import codecs
 from b2array.codec import cblosc, streams
 from b2array.codec.cblosc import Blosc1Params
-from b2array.codec.header import CodecFormat, CodecId
+from b2array.codec.chunk_header import CodecFormat, CodecId
 from b2array.errors import FormatError
 
 

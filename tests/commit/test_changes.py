@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import b2array
 from b2array.codec import encode
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit.changes import LOWEST_CODE, SEGMENT, ChangeSet, apply_change, join_changes, rebase_change
 from b2array.commit.draft import Draft, mark_lost
 from b2array.commit.edits import compact
-from b2array.commit.fork import Fork, fork, merge_changes
 from b2array.commit.fork_point import make_portable
+from b2array.commit.forks import Fork, fork, merge_changes
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.errors import ChunkLostError, ConflictError
 from b2array.format.state import State
 from b2array.frame.revision import Revision

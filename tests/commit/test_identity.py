@@ -11,7 +11,7 @@ import pytest
 
 import b2array
 from b2array.array.schunk import SChunk
-from b2array.commit.one import commit
+from b2array.commit.frame_commit import commit
 from b2array.errors import ConflictError, FormatError
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])

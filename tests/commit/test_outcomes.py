@@ -17,7 +17,7 @@ import b2array
 from b2array import config
 from b2array.commit.outcomes import Found, Look, create_under_own_name, write_once
 from b2array.errors import ConflictError
-from b2array.format import kept
+from b2array.format import ledger
 from b2array.store.base import Capabilities, Stamp
 from b2array.store.memory import MemoryStore
 
@@ -32,7 +32,7 @@ def _one_thread_and_no_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sleep = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", lambda _seconds, *args: sleep(0, *args))
     # Kept states and lists of members become objects.
-    monkeypatch.setattr(kept, "_ROOM", 0)
+    monkeypatch.setattr(ledger, "_ROOM", 0)
     with config.using(threads=1, cache_bytes=0):
         yield
 
@@ -261,7 +261,7 @@ def test_an_object_under_its_own_name_is_compared_with_what_was_sent(content) ->
 @pytest.mark.parametrize("failure", [ConflictError("refused"), TimeoutError("no answer"), KeyboardInterrupt()])
 @pytest.mark.parametrize("can", [Capabilities(compare=True), Capabilities(lock=True, local=True), Capabilities()])
 def test_a_look_judges_each_failure(found, failure, can) -> None:
-    store, kept = MemoryStore({"x": b"content"}), []
+    store, ledger = MemoryStore({"x": b"content"}), []
     store.can = can
 
     def write() -> Stamp:
@@ -272,7 +272,7 @@ def test_a_look_judges_each_failure(found, failure, can) -> None:
     done = found is Found.OURS and looks and not is_interrupt
     too_late = found is Found.OTHER and can.compare and not is_interrupt
     expected = ConflictError if too_late else type(failure)
-    judge = partial(write_once, store, write, lambda: Look(found, None, "seen"), keep=lambda: kept.append(1))
+    judge = partial(write_once, store, write, lambda: Look(found, None, "seen"), keep=lambda: ledger.append(1))
     if done:
         assert judge().content == "seen"
     else:
@@ -280,12 +280,12 @@ def test_a_look_judges_each_failure(found, failure, can) -> None:
             judge()
         assert caught.type is expected
     may_follow = not is_refusal and not can.lock and not too_late and not done
-    assert bool(kept) == (may_follow or (is_interrupt and can.local and found is Found.OURS))
+    assert bool(ledger) == (may_follow or (is_interrupt and can.local and found is Found.OURS))
 
 
 @pytest.mark.parametrize("failure", [ConflictError("refused"), FileExistsError(errno.EEXIST, "exists")])
 def test_a_refusal_that_cannot_be_checked_is_neither_a_conflict_nor_a_success(failure) -> None:
-    store, kept = Refusing(), []
+    store, ledger = Refusing(), []
 
     def write() -> Stamp:
         raise failure
@@ -294,8 +294,8 @@ def test_a_refusal_that_cannot_be_checked_is_neither_a_conflict_nor_a_success(fa
         raise ConnectionError("the network is down")
 
     with pytest.raises(OSError, match="now the object cannot be read") as caught:
-        write_once(store, write, look, keep=lambda: kept.append(1))
-    assert (type(caught.value), kept) == (OSError, [1])
+        write_once(store, write, look, keep=lambda: ledger.append(1))
+    assert (type(caught.value), ledger) == (OSError, [1])
 
 
 def test_with_full_durability_an_error_of_the_disk_reaches_the_user(monkeypatch) -> None:

@@ -17,7 +17,7 @@ import b2array
 from b2array import config
 from b2array.codec import chunk, decode, encode, splice
 from b2array.codec.chunk import Stored
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.errors import ConflictError
 
 SHAPE = (23, 19)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import b2array
 from b2array.catalog.owners import load
 from b2array.codec import encode
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
 from b2array.commit.edits import compact, set_special
 from b2array.commit.handle import Handle
 from b2array.commit.plan import CommitStep, Facts, Plan, plan
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.frame.revision import Revision
 from b2array.store.memory import MemoryStore
 

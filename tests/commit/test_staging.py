@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from b2array.codec import chunk, decode, encode
-from b2array.codec.header import NAN_BYTES, Special
+from b2array.codec.chunk_header import NAN_BYTES, Special
 from b2array.commit.staging import Staging
 from b2array.errors import ConflictError, FormatError
 from b2array.format import checksums, index

@@ -21,7 +21,7 @@ import b2array
 from b2array import config
 from b2array.display.drawing import Box, draw, merge
 from b2array.errors import FormatError
-from b2array.store.local import LocalStore, _File
+from b2array.store.local_store import LocalStore, _File
 from b2array.tools.describing import describe, lines, plain
 
 X = np.random.default_rng(0).normal(size=(60, 80))

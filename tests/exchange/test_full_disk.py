@@ -17,7 +17,7 @@ import pytest
 
 import b2array
 from b2array.store import disk
-from b2array.tools.changing import remove
+from b2array.tools.member_commands import remove
 
 VALUES = np.random.default_rng(0).integers(0, 255, (48, 128, 256)).astype("u1")
 PROGRAM = """

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from b2array import config
 from b2array.codec import chunk, encode
+from b2array.codec.chunk_header import Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import Special
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame
 from b2array.format.annotations import Annotations, GroupCommit
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 
 GEOMETRY = {"itemsize": 4, "ndim": 2, "nchunks": 10}
 

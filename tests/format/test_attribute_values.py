@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as npst
 
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import attributes, frame
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 
 REFUSED = (FormatError, UnsupportedError)
 

@@ -16,7 +16,7 @@ from b2array import config
 from b2array.codec.cparams import CParams
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import fingerprint, frame
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 
 LAYOUTS = ["contiguous", "sparse"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from b2array.errors import FormatError
 from b2array.format.foreign import describe
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 
 
 @pytest.mark.parametrize(

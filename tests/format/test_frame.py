@@ -19,12 +19,12 @@ from lengths import Sampled
 import b2array
 from b2array import config
 from b2array.codec import decode, encode
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import b2nd, fingerprint, frame, index
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType, header_nbytes, unpack_header
+from b2array.format.frame_header import FrameType, header_nbytes, unpack_header
 from b2array.grid.layout import Layout
 
 REFUSED = (FormatError, UnsupportedError)

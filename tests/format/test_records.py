@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array.codec import chunk, encode
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, Special
 from b2array.errors import ChecksumError, FormatError, UnsupportedError
 from b2array.format import checksums
 

@@ -16,7 +16,7 @@ from b2array.errors import LimitError
 from b2array.format import annotations as notes
 from b2array.format import b2nd, dtypes, frame, index, state
 from b2array.format.annotations import Annotations
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.metalayers import MAX_LAYERS, MAX_OWN_LAYERS
 from b2array.grid.layout import Layout
 
@@ -25,7 +25,7 @@ def plain(nchunks=3, chunksize=400, blocksize=100, **options):
     new = frame.create(
         b2array.CParams(), frame_type=FrameType.CONTIGUOUS, typesize=4, chunksize=chunksize, blocksize=blocksize
     )
-    offsets = np.full(nchunks, index.special_offset(b2array.codec.header.Special.ZEROS))
+    offsets = np.full(nchunks, index.special_offset(b2array.codec.chunk_header.Special.ZEROS))
     return replace(new, nbytes=nchunks * chunksize, offsets=offsets, **options)
 
 

@@ -27,10 +27,10 @@ from b2array.array.array import NDArray
 from b2array.catalog.owners import load
 from b2array.commit.handle import Handle
 from b2array.format import frame
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 from b2array.format.state import layers_with
 from b2array.frame import cache, read
-from b2array.store import local
+from b2array.store import local_store
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
@@ -48,7 +48,7 @@ def empty_cache(monkeypatch):
 @pytest.fixture
 def settled(monkeypatch):
     """Take every local file for one that was changed long ago."""
-    monkeypatch.setattr(local, "_SETTLED", 0, raising=False)
+    monkeypatch.setattr(local_store, "_SETTLED", 0, raising=False)
 
 
 def noise(seed):
@@ -245,10 +245,10 @@ def test_a_changed_file_with_its_old_time_is_another_file(tmp_path, in_place):
 def test_blocks_of_a_just_changed_file_are_cached_for_one_handle(tmp_path, monkeypatch):
     # As on file systems that count in larger steps: every state has the same times.
     status = SimpleNamespace(st_mode=0o100644, st_dev=1, st_ino=1, st_size=len(forged(0)), st_mtime_ns=0, st_ctime_ns=0)
-    monkeypatch.setattr(local.os, "fstat", lambda _: status)
+    monkeypatch.setattr(local_store.os, "fstat", lambda _: status)
     path = tmp_path / "a.b2nd"
     for now, expected in ((10**9, 1), (10**10, 0)):
-        monkeypatch.setattr(local.time, "time_ns", lambda now=now: now)
+        monkeypatch.setattr(local_store.time, "time_ns", lambda now=now: now)
         for seed in (0, 1):
             path.write_bytes(forged(seed))
             found = b2array.open(path)[4, 30]

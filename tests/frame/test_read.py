@@ -18,12 +18,12 @@ from lengths import examples
 import b2array
 from b2array import buffers, config
 from b2array.array.schunk import SChunk
+from b2array.codec import chunk_header
 from b2array.codec import encode as encoder
-from b2array.codec import header
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.errors import ConflictError, FormatError
 from b2array.frame import cache, read
-from b2array.store import local
+from b2array.store import local_store
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,9 @@ def test_blocks_that_claim_too_much_are_refused_before_memory_is_taken(stored, k
         nbytes=8 * nitems,
         blocksize=8 * nitems,
         filters=(0, 0, 0, 0, 0, 1),
-        flags=header.FLAG_EXTENDED | header.CodecFormat.LZ4 << 5 | header.FLAG_UNSPLIT * (nstreams == 1),
+        flags=chunk_header.FLAG_EXTENDED
+        | chunk_header.CodecFormat.LZ4 << 5
+        | chunk_header.FLAG_UNSPLIT * (nstreams == 1),
     )
     options = {} if stored == "memory" else {"url": tmp_path / "a.b2nd"}
     array = replaced(b2array.empty((nitems,), "f8", chunks=(nitems,), blocks=(nitems,), **options), 0, buf)
@@ -171,7 +173,7 @@ def test_a_repeated_value_of_another_size_is_a_format_error_with_its_place():
 @pytest.mark.parametrize(("dtype", "nitems"), [("u1", 2**20), ("u4", 2**19), ("V250", 4000)])
 def test_one_large_chunk_that_is_nearly_all_of_its_store_is_read(tmp_path, monkeypatch, layout, dtype, nitems):
     monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
-    monkeypatch.setattr(local, "_TRUSTED_ROOM", 2**18)
+    monkeypatch.setattr(local_store, "_TRUSTED_ROOM", 2**18)
     noise = np.random.default_rng(0).integers(0, 2**24, nitems, dtype="u4")
     values = noise.astype(dtype) if dtype != "V250" else np.frombuffer(noise.tobytes() * 63, "V250", nitems)
     path = str(tmp_path / "array.b2nd")
@@ -336,9 +338,9 @@ def test_neighbouring_blocks_are_one_range_of_a_file_if_no_block_needs_a_margin(
     )
     a[0]  # the chunk's head is read
     found = []
-    gather = local.LocalStore.gather
+    gather = local_store.LocalStore.gather
     monkeypatch.setattr(
-        local.LocalStore,
+        local_store.LocalStore,
         "gather",
         lambda self, *args, **options: found.append(args[0]) or gather(self, *args, **options),
     )

@@ -17,14 +17,14 @@ from lengths import examples
 import b2array
 from b2array.catalog.owners import load
 from b2array.codec import encode
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.frame.fetch import fetch
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.source import ChunkRequest, Location
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span

@@ -34,11 +34,11 @@ from b2array import Group, NDArray, open_group
 from b2array.catalog import manifest
 from b2array.catalog.manifest import MANIFEST, Manifest, PendingStep, Row, check_name
 from b2array.catalog.names_of_members import check_new
-from b2array.commit import in_bucket, manifests, on_disk, publication
+from b2array.commit import in_bucket, manifest_writes, on_disk, publication
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
-from b2array.format.kept import seal
+from b2array.format.ledger import seal
 from b2array.group import embedded
-from b2array.group.listed import group_at
+from b2array.group.listed_group import group_at
 from b2array.store.base import Stamp, Store
 from b2array.store.open import open_store
 
@@ -795,7 +795,7 @@ def test_a_commit_whose_outcome_is_not_known_removes_nothing(
         raise ConnectionError("the network is down")
 
     def lose() -> None:
-        monkeypatch.setattr(manifests, "read_manifest", cut_off)
+        monkeypatch.setattr(manifest_writes, "read_manifest", cut_off)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
@@ -1660,7 +1660,7 @@ def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else
     group, stale = open_group(url, "w"), open_group(url, "r+")
     assert not stale.attrs
     with monkeypatch.context() as broken:
-        broken.setattr(manifests, "write_manifest", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
+        broken.setattr(manifest_writes, "write_manifest", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
         for begin in (lambda: group.attrs.update(k=1), lambda: group.require_group("a/b")):
             with pytest.raises(TimeoutError):
                 begin()

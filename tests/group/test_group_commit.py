@@ -29,10 +29,10 @@ from operations import WRITES, Killed, Operations, compare
 import b2array
 from b2array import Group, config, open_group
 from b2array.catalog import known_manifests as catalog
-from b2array.commit import manifests, on_disk, publication
+from b2array.commit import manifest_writes, on_disk, publication
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.store import base, disk
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 
 # python-blosc2 looks at what a killed writer has left beside a member.
@@ -1169,7 +1169,7 @@ def test_an_interrupt_right_after_the_commit_reaches_the_user(
             raise KeyboardInterrupt
         catalog.remember_manifest(*arguments)
 
-    monkeypatch.setattr(manifests, "remember_manifest", remember)
+    monkeypatch.setattr(manifest_writes, "remember_manifest", remember)
     with pytest.raises(KeyboardInterrupt), group.transaction() as changes:  # noqa: PT012
         for name in "xy":
             changes[name][0] = 9

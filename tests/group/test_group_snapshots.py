@@ -36,7 +36,7 @@ from b2array.errors import (
     SnapshotLostError,
     UnsupportedError,
 )
-from b2array.group.snapshots import GroupDiff
+from b2array.group.snapshot_list import GroupDiff
 from b2array.store import base
 from b2array.store.open import open_store
 from b2array.store.shared_memory import SharedMemoryStore

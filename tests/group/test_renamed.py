@@ -14,7 +14,7 @@ import pytest
 
 import b2array
 from b2array import Group, open_group
-from b2array.commit import draft, fork
+from b2array.commit import draft, forks
 from b2array.errors import ConflictError
 
 REFUSED = (ConflictError, FileNotFoundError)
@@ -53,7 +53,7 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let new chunks go to files early."""
     monkeypatch.setattr(draft, "_LEAST_IN_MEMORY", 2**10)
     monkeypatch.setattr(draft, "_MOST_IN_MEMORY", 2**10)
-    monkeypatch.setattr(fork, "_IN_MEMORY", 2**10)
+    monkeypatch.setattr(forks, "_IN_MEMORY", 2**10)
 
 
 def made(url: Path, *, marked: bool) -> Group:

@@ -10,7 +10,7 @@ import pytest
 
 from b2array import open_group
 from b2array.errors import ConflictError, FormatError
-from b2array.group.listed import group_at
+from b2array.group.listed_group import group_at
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -27,8 +27,8 @@ from b2array.commit.cursor import Promised
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.frame import revision
-from b2array.group.listed import AnyGroup
-from b2array.store.local import LocalStore
+from b2array.group.listed_group import AnyGroup
+from b2array.store.local_store import LocalStore
 
 _serials = itertools.count()
 _DATA = np.arange(12.0).reshape(6, 2)

@@ -12,10 +12,9 @@ import pytest
 
 from b2array import open_group
 from b2array.errors import ConflictError
-from b2array.group.changing import begin
-from b2array.group.fork import GroupFork
-from b2array.group.listed import group_at
-from b2array.group.transaction import Transaction
+from b2array.group.group_forks import GroupFork
+from b2array.group.listed_group import group_at
+from b2array.group.transaction import Transaction, begin
 
 
 @pytest.fixture(params=["local", "memory"])

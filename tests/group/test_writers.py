@@ -24,12 +24,12 @@ import b2array
 from b2array import config, open_group
 from b2array.catalog.manifest import Manifest
 from b2array.commit import on_disk, publication
-from b2array.commit.one import frame_lock
+from b2array.commit.frame_commit import frame_lock
 from b2array.errors import ConflictError
 from b2array.format import summary
-from b2array.group.local import LocalGroup
+from b2array.group.local_group import LocalGroup
 from b2array.store import disk, links
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)

@@ -21,7 +21,7 @@ from b2array.errors import ConflictError, FormatError, ReadOnlyError, Unsupporte
 from b2array.store import base
 from b2array.store.base import Head, Store, Version
 from b2array.store.http import HttpStore
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 from b2array.store.remote import CachingStore, FsspecStore

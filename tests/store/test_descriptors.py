@@ -14,7 +14,7 @@ import b2array
 from b2array import config
 from b2array.errors import ConflictError
 from b2array.store.descriptors import allow, limit
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.spans import Span
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")

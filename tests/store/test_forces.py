@@ -14,7 +14,7 @@ import pytest
 import b2array
 from b2array import config
 from b2array.store.forces import force_directory, force_file, then, together
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there directories are not forced")
 

@@ -15,7 +15,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.store import links
 from b2array.store.base import Stamp
 from b2array.store.endings import LOCK
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 

@@ -17,7 +17,7 @@ import pytest
 
 import b2array
 from b2array.errors import FormatError
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.memory import MemoryStore
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, signals and links")

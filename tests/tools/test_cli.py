@@ -25,7 +25,7 @@ import b2array
 from b2array import __main__, bloscpack
 from b2array.catalog import owners
 from b2array.grid.chunking import automatic
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 from b2array.tools import anatomy, bench, cli, demo, describing, options
 

@@ -25,7 +25,7 @@ from b2array.errors import (
     FormatError,
 )
 from b2array.format.fingerprint import MARK_AT
-from b2array.format.header import unpack_header
+from b2array.format.frame_header import unpack_header
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
 from b2array.store.open import open_store

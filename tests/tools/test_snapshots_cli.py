@@ -19,11 +19,11 @@ import pytest
 from damage import flip, kinds
 
 import b2array
+from b2array.array.array_snapshots import Keep
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import Keep
 from b2array.catalog.manifest import RETIRED
 from b2array.errors import ConflictError
-from b2array.format.kept import KEPT, Kept, Ledger
+from b2array.format.ledger import KEPT, Kept, Ledger
 from b2array.frame.kept_states import load_kept_state
 from b2array.store.open import open_store
 

@@ -24,11 +24,11 @@ from b2array.buffers import Buffer
 from b2array.commit.leftovers import belongs, discard
 from b2array.errors import FormatError
 from b2array.format.index import chunk_number
-from b2array.format.kept import DIGEST_NBYTES, seal, unseal
+from b2array.format.ledger import DIGEST_NBYTES, seal, unseal
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.links import is_link
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 __all__ = [
     "Journal",

@@ -24,7 +24,7 @@ from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle, Mode
-from b2array.display.tables import count_text
+from b2array.display.text_tables import count_text
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
 
 __all__ = ["DESCRIPTION", "Table", "is_table", "refuse_parts"]

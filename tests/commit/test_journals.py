@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import b2array
 from b2array.array import dask as graphs
 from b2array.commit import staging
-from b2array.commit.pending import Journal
+from b2array.commit.journals import Journal
 from b2array.errors import ConflictError, FormatError
-from b2array.format.kept import seal
+from b2array.format.ledger import seal
 from b2array.store.endings import JOURNAL
 
 pytestmark = pytest.mark.crossed

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from b2array import threads
 from b2array.catalog.owners import ALONE, load
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.commit.changes import (
     DIGEST_NBYTES,
     LOWEST_CODE,
@@ -46,9 +46,9 @@ from b2array.commit.changes import (
 from b2array.commit.cursor import Ended
 from b2array.commit.draft import Delta, Draft, detect_replacement, withdraw
 from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, make_portable
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
-from b2array.commit.pending import Journal, directory_beside
+from b2array.commit.journals import Journal, directory_beside
 from b2array.commit.staging import Staging, digest_of
 from b2array.commit.write import write
 from b2array.errors import B2ArrayError, ConflictError, FormatError
@@ -61,7 +61,7 @@ from b2array.frame.source import FRAME_NAME, Staged
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
 from b2array.store.endings import TEMPORARY
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 

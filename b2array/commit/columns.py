@@ -16,7 +16,7 @@ from b2array.errors import B2ArrayError, ReadOnlyError
 from b2array.format.attributes import decode_attr
 from b2array.format.state import State
 from b2array.store.base import MISSING, Store
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 
 __all__ = ["describes_a_table", "is_description", "refuse_columns", "table_of"]
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from b2array import threads
-from b2array.array import snapshots
-from b2array.array.snapshots import Box, Boxes, SnapshotTable, box_text, differing, own_nbytes, snapshot_info
+from b2array.array import array_snapshots
+from b2array.array.array_snapshots import Box, Boxes, SnapshotTable, box_text, differing, own_nbytes, snapshot_info
 from b2array.catalog import owners
 from b2array.catalog.intact import find_state
 from b2array.catalog.ledgers import MemberState, group_ledger
 from b2array.catalog.manifest import ATTRS, Manifest, is_attrs, is_embedded, name_of, retired_path
 from b2array.catalog.owners import load_published
 from b2array.commit.handle import Handle
-from b2array.display.tables import html_rows, text_table
+from b2array.display.text_tables import html_rows, text_table
 from b2array.errors import B2ArrayError
-from b2array.format.kept import Kept
+from b2array.format.ledger import Kept
 from b2array.format.state import State as FrameState
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision
-from b2array.group.kept import Moment, is_same_file, moment, moment_of
-from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.local import LocalGroup
+from b2array.group.group_snapshot import Moment, is_same_file, moment, moment_of
+from b2array.group.listed_group import AnyGroup, ListedGroup
+from b2array.group.local_group import LocalGroup
 from b2array.store.base import in_one_state
 
 __all__ = ["GroupDiff", "diff_moments", "list_snapshots"]
@@ -108,7 +108,7 @@ def _list(group: AnyGroup) -> SnapshotTable:
         # A damaged frame must not hide the snapshots: it counts as empty.
         with suppress(OSError, B2ArrayError):
             source = owners.load(group.store_of(retired_path(token)))
-            infos = snapshots.list_snapshots(Handle(source, "r"), alone=True)
+            infos = array_snapshots.list_snapshots(Handle(source, "r"), alone=True)
             return {each.name: each.nbytes for each in infos}
         return {}
 

@@ -1,7 +1,7 @@
 """Forks of a group's transaction: group handles for workers, whose changes become part of the commit.
 
 A fork shows the members as they were in the transaction when the fork was made, and the changes of the fork. It changes
-an existing member through a fork of the array; `b2array.commit.fork` describes where the chunks wait. New members are
+an existing member through a fork of the array; `b2array.commit.forks` describes where the chunks wait. New members are
 part of the fork's pickle in every kind of store, so a killed worker leaves no files of new members.
 """
 
@@ -21,18 +21,18 @@ from b2array.array.described import Attributes
 from b2array.array.drafts import Kind
 from b2array.catalog.manifest import is_attrs, is_embedded
 from b2array.catalog.names_of_members import Members, check_new
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
-from b2array.commit.fork import Fork, check_related, make_fork_point, prepare_merge, take_over
 from b2array.commit.fork_point import ForkPoint, Roster
+from b2array.commit.forks import Fork, check_related, make_fork_point, prepare_merge, take_over
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
 from b2array.frame.fetch import read_chunks
 from b2array.frame.revision import Revision
 from b2array.frame.source import Source
-from b2array.group.listed import AnyGroup
-from b2array.group.local import NewFrame, copier_of
+from b2array.group.listed_group import AnyGroup
+from b2array.group.local_group import NewFrame, copier_of
 from b2array.store.base import Mutex
 
 __all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]

@@ -16,7 +16,7 @@ from servers import range_server
 
 import b2array
 from b2array import CParams
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.errors import ConflictError
 from b2array.frame.revision import Revision
 
@@ -46,7 +46,7 @@ class Distant:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PIECE_NBYTES", MOST)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", MOST)
 
 
 @contextmanager
@@ -156,14 +156,14 @@ def test_datasets_of_other_libraries_are_stored(tmp_path: Path) -> None:
             np.load(tmp_path / "a.npy", mmap_mode="r"),
         ]
         for source in sources:
-            assert copying.is_sliceable(source)
+            assert array_copying.is_sliceable(source)
             assert np.array_equal(b2array.asarray(source, chunks=(64, 50))[...], values)
 
 
 def test_what_has_labels_or_a_graph_is_read_whole() -> None:
     pandas, dask = pytest.importorskip("pandas"), pytest.importorskip("dask.array")
     for x in (pandas.Series([1.0, 2.0], index=[5.0, 0.0]), dask.arange(5, chunks=2), np.arange(3), [1, 2], 1.5):
-        assert not copying.is_sliceable(x)
+        assert not array_copying.is_sliceable(x)
         assert np.array_equal(b2array.asarray(x)[...], np.asarray(x))
 
 
@@ -297,7 +297,7 @@ def test_a_copy_of_numbers_too_small_to_be_rounded_keeps_them() -> None:
 def test_a_copy_into_other_chunks_has_the_same_items(
     shape: Any, chunks: Any, blocks: Any, new: Any, most: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "PIECE_NBYTES", most)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", most)
     x = np.random.default_rng(0).integers(0, 50, shape).astype("f4")
     a = b2array.asarray(x, chunks=chunks, blocks=blocks, attrs={"n": 1}, fill_value=7)
     with b2array.config.using(cache_bytes=0):
@@ -311,7 +311,7 @@ def test_a_copy_into_other_chunks_has_the_same_items(
 def test_a_copy_into_long_thin_chunks_reads_each_block_about_once(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "PIECE_NBYTES", most)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", most)
     x = np.random.default_rng(0).integers(0, 50, (256, 128, 128)).astype("f4")
     b2array.asarray(x, url=tmp_path / "s.b2nd", chunks=(4, 128, 128))
     content = (tmp_path / "s.b2nd").read_bytes()
@@ -324,16 +324,16 @@ def test_a_copy_into_long_thin_chunks_reads_each_block_about_once(
 
 @pytest.mark.parametrize("most", [2**25, 2**17])
 def test_a_copy_of_text_reads_windows_by_the_size_of_its_items(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PIECE_NBYTES", most)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", most)
     boxes = []
-    read_box = copying.resize.read_box
+    read_box = array_copying.resize.read_box
 
     def read(source: Any, layout: Any, box: Any) -> Any:
         values = read_box(source, layout, box)
         boxes.append(sum(len(item) for item in values.flat))
         return values
 
-    monkeypatch.setattr(copying.resize, "read_box", read)
+    monkeypatch.setattr(array_copying.resize, "read_box", read)
     x = np.array([str(n % 10) * 200 for n in range(200 * 200)], "T").reshape(200, 200)
     a = b2array.asarray(x, chunks=(1, 200))
     for chunks in [(200, 1), (25, 20)]:

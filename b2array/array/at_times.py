@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from typing import Any, TypeVar
 
-from b2array.array.snapshots import SnapshotInfo
+from b2array.array.array_snapshots import SnapshotInfo
 
 __all__ = ["At", "name_of", "open_found"]
 

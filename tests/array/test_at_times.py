@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array.times import name_of
+from b2array.array.at_times import name_of
 
 
 def taken(*when: str) -> SimpleNamespace:

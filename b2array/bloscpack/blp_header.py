@@ -21,7 +21,7 @@ import numpy as np
 
 from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec.header import HeaderField
+from b2array.codec.chunk_header import HeaderField
 from b2array.errors import ChecksumError, FormatError, LimitError, UnsupportedError
 from b2array.format.dtypes import parse_dtype
 

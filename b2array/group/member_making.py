@@ -6,18 +6,18 @@ from dataclasses import replace
 from itertools import accumulate
 
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
-from b2array.array.making import NewDraft
+from b2array.array.frame_making import NewDraft
 from b2array.catalog.group_places import Place
 from b2array.catalog.local_listing import list_near
 from b2array.catalog.manifest import MANIFEST, check_name
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.group import whole
 from b2array.group.archive import Archive, make_archive_error
+from b2array.group.blosc2_tables import DESCRIPTION
 from b2array.group.group import Group, free_name, put_member
-from b2array.group.local import LocalGroup
-from b2array.group.tables import DESCRIPTION
+from b2array.group.local_group import LocalGroup
 from b2array.store.locks import holds_locks
 
 __all__ = ["make_member"]

@@ -21,10 +21,10 @@ from b2array.catalog.names_of_members import Members
 from b2array.commit.copied_states import KeptState
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError, FormatError, ReadOnlyError
-from b2array.format.kept import KEPT, Kept, name_for_group, object_name
+from b2array.format.ledger import KEPT, Kept, name_for_group, object_name
 from b2array.frame.kept_states import ledger_in, unknown_name
 from b2array.frame.revision import Revision
-from b2array.group.listed import AnyGroup, ListedGroup
+from b2array.group.listed_group import AnyGroup, ListedGroup
 from b2array.store.base import MISSING, Store
 
 __all__ = [

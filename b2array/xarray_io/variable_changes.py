@@ -28,7 +28,7 @@ from b2array.xarray_io.encoding import (
 )
 from b2array.xarray_io.indexes import check_indexes, check_new_part, detect, place
 from b2array.xarray_io.tasks import Node, WritePart, WriteTask
-from b2array.xarray_io.times import UNITS, decode, find_bounds, in_units, is_unknown, with_stored_units
+from b2array.xarray_io.time_units import UNITS, decode, find_bounds, in_units, is_unknown, with_stored_units
 
 __all__ = ["change", "group_at"]
 

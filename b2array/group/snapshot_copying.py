@@ -14,9 +14,9 @@ from b2array.commit.in_bucket import write_earlier_revision
 from b2array.commit.retired import retire
 from b2array.format.state import State as FrameState
 from b2array.frame.revision import Revision
-from b2array.group.kept import Moment, entry_of
-from b2array.group.listed import ListedGroup
-from b2array.group.local import LocalGroup, copier_of
+from b2array.group.group_snapshot import Moment, entry_of
+from b2array.group.listed_group import ListedGroup
+from b2array.group.local_group import LocalGroup, copier_of
 from b2array.group.transaction import Transaction
 
 __all__ = ["copy_snapshots"]

@@ -27,13 +27,13 @@ from b2array.commit.group_commit import Committed, GroupChange, MemberChange
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.leftovers import is_abandoned
 from b2array.commit.localize import localize
-from b2array.commit.manifests import write_manifest
+from b2array.commit.manifest_writes import write_manifest
 from b2array.commit.on_disk import Disk
 from b2array.commit.prepare import copy_frame
 from b2array.commit.publication import publish_pending
 from b2array.errors import ConflictError
 from b2array.format import summary
-from b2array.format.header import FIRST_BYTES, FrameType
+from b2array.format.frame_header import FIRST_BYTES, FrameType
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded, summaries

@@ -12,12 +12,12 @@ from b2array.catalog.manifest import ATTRS, OTHER
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
-from b2array.group.changing import changing
 from b2array.group.embedded import EmbedFile
-from b2array.group.fork import Changes
-from b2array.group.kept import Moment
-from b2array.group.listed import AnyGroup
-from b2array.group.local import copier_of
+from b2array.group.group_forks import Changes
+from b2array.group.group_snapshot import Moment
+from b2array.group.listed_group import AnyGroup
+from b2array.group.local_group import copier_of
+from b2array.group.transaction import changing
 
 __all__ = ["Attrs", "Home", "writable"]
 

@@ -15,8 +15,8 @@ from b2array.array.drafts import AnyPlace, ArrayOptions, Url
 from b2array.catalog.group_places import Place, target_of
 from b2array.catalog.manifest import ARRAY
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.store.open import address_of
 
 __all__ = ["NewDraft", "join_groups", "make", "member_at"]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from b2array.array.array_snapshots import differing
 from b2array.array.described import Described
 from b2array.array.drafts import (
     UNSET,
@@ -30,7 +31,6 @@ from b2array.array.drafts import (
     put,
     require_dtype,
 )
-from b2array.array.snapshots import differing
 from b2array.array.unstorable import refuse_objects
 from b2array.array.wide_text import is_wide, warn_of_waste
 from b2array.codec import codecs
@@ -43,8 +43,8 @@ from b2array.commit import prepare, resize
 from b2array.commit.changes import Keep, copy_for_changes
 from b2array.commit.copied_states import KeptState, states_to_copy
 from b2array.commit.draft import Draft
+from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.commit.write import rewrite
 from b2array.format import dtypes
 from b2array.format.b2nd import CACHE, GEOMETRIES

@@ -13,9 +13,9 @@ from functools import lru_cache
 
 from b2array import config
 from b2array.buffers import Buffer
+from b2array.codec.chunk_header import NFILTERS, NO_FILTERS, CodecId
 from b2array.codec.cparams import CParams, SplitMode
 from b2array.codec.filters import Pipeline, check_dropped_bits
-from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import foreign, metalayers

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array import copying
+from b2array.array import array_copying
 from b2array.errors import ReadOnlyError
 
 pytestmark = pytest.mark.crossed
@@ -98,7 +98,7 @@ def test_a_member_has_the_items_that_the_same_array_has_alone(
     url: str, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Items are written one by one, so that chunks stay open where they may.
-    monkeypatch.setattr(copying, "PIECE_NBYTES", 8)
+    monkeypatch.setattr(array_copying, "PIECE_NBYTES", 8)
     make = MAKERS[maker]
     expected = make(tmp_path / "alone.b2nd")[...]
     assert np.array_equal(make(f"{url}/y")[...], expected)

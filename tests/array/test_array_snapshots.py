@@ -29,7 +29,7 @@ from b2array.errors import (
     ReadOnlyError,
     SnapshotLostError,
 )
-from b2array.format.kept import KEPT, Kept, Ledger, object_name
+from b2array.format.ledger import KEPT, Kept, Ledger, object_name
 from b2array.frame.kept_states import ledger_in, load_kept_state
 
 LAYOUTS = ["contiguous", "sparse"]

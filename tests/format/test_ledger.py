@@ -16,8 +16,8 @@ from b2array import config
 from b2array.catalog import owners
 from b2array.errors import FormatError
 from b2array.format import frame, index
-from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, pack_state, seal, unpack_state
+from b2array.format.frame_header import FrameType
+from b2array.format.ledger import DIGEST_NBYTES, Kept, pack_state, seal, unpack_state
 from b2array.format.state import State
 from b2array.store.memory import MemoryStore
 

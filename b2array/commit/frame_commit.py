@@ -37,7 +37,7 @@ from b2array.errors import (
 )
 from b2array.format import index
 from b2array.format.annotations import GroupCommit
-from b2array.format.kept import Kept
+from b2array.format.ledger import Kept
 from b2array.format.state import State
 from b2array.frame.revision import Revision
 from b2array.store.base import MISSING, Stamp, Version, attempts, durability, pause, too_many_conflicts

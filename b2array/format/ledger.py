@@ -24,14 +24,14 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import codecs
-from b2array.codec.header import CodecId
+from b2array.codec.chunk_header import CodecId
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, pack_records
 from b2array.format.attributes import UNREADABLE
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import FINGERPRINT_128
-from b2array.format.header import FrameType, Header, unpack_header
+from b2array.format.frame_header import FrameType, Header, unpack_header
 from b2array.format.state import State, parse, sizes_width
 
 __all__ = [

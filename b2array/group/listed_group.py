@@ -25,12 +25,12 @@ from b2array.catalog.owners import ALONE, BucketMember, load_member, load_publis
 from b2array.commit.group_commit import Committed, GroupChange, MemberChange
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.in_bucket import Bucket
-from b2array.commit.manifests import replace_manifest
+from b2array.commit.manifest_writes import replace_manifest
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.frame.revision import Revision
 from b2array.group import embedded, summaries
-from b2array.group.local import LocalGroup, NewFrame
+from b2array.group.local_group import LocalGroup, NewFrame
 from b2array.store.base import MISSING, Head, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 

@@ -19,22 +19,22 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.catalog import owners
 from b2array.codec import encode
-from b2array.codec.header import Special
+from b2array.codec.chunk_header import Special
 from b2array.commit import draft as drafting
 from b2array.commit import prepare
 from b2array.commit.draft import Draft
 from b2array.commit.edits import compact
-from b2array.commit.one import commit
+from b2array.commit.frame_commit import commit
 from b2array.commit.plan import CommitStep, plan
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame, index
-from b2array.format.header import FrameType
+from b2array.format.frame_header import FrameType
 from b2array.format.state import parse
 from b2array.frame import revision
 from b2array.frame.source import Location
 from b2array.store import base
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.memory import MemoryStore
 from b2array.store.spans import Span
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 
 from b2array import config
-from b2array.codec import header as spec
-from b2array.codec.header import ChunkHeader, CodecFormat, CodecId, FilterId, Special
+from b2array.codec import chunk_header as spec
+from b2array.codec.chunk_header import ChunkHeader, CodecFormat, CodecId, FilterId, Special
 from b2array.errors import FormatError, UnsupportedError
 
 bytes_ = st.integers(0, 255)

@@ -21,10 +21,10 @@ import pytest
 import b2array
 from b2array import bloscpack, buffers, config
 from b2array.errors import ConflictError, FormatError
-from b2array.store import disk, local
+from b2array.store import disk, local_store
 from b2array.store.base import Version
 from b2array.store.endings import TEMPORARY
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 from b2array.store.spans import Span
 
 CONTENT = bytes(range(256)) * 40
@@ -102,7 +102,7 @@ def test_reads_that_return_less_than_asked_are_continued(file, monkeypatch):
 
 
 def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(file, offsets, monkeypatch):
-    monkeypatch.setattr(local, "_IOV_MAX", 3)
+    monkeypatch.setattr(local_store, "_IOV_MAX", 3)
     ends = [100, 150, 200, 200, 300, 400, 500, 900]
     spans = [*map(Span, [""] * 7, ends, ends[1:]), Span("", 2000, 2001)]
     places = [3 + 10 * n + start - 100 for n, start in enumerate(ends[:-1])] + [1000]
@@ -114,7 +114,7 @@ def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(fi
 
 def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monkeypatch):
     monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
-    monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
+    monkeypatch.setattr(local_store, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
     monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
     with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found {len(CONTENT)}"):
@@ -128,7 +128,7 @@ def test_much_is_read_from_a_file_that_was_replaced_or_removed_meanwhile(file, m
     store.head([""], 1)
     change(file)
     monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
-    monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
+    monkeypatch.setattr(local_store, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert store.gather([Span("", 0, len(CONTENT))], [0], len(CONTENT)) == CONTENT
 
 
@@ -357,7 +357,7 @@ def test_the_name_of_the_store_also_deletes_an_empty_directory(tmp_path):
 @posix
 def test_a_writer_that_is_killed_leaves_whole_files(file):
     script = f"""
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 store, chunks = LocalStore({str(file)!r}), LocalStore({str(file.parent / "chunks")!r})
 print("started", flush=True)
 for number in itertools.count():
@@ -437,7 +437,7 @@ def test_no_update_is_lost_between_processes(tmp_path):
 
 HOLDER = """
 import sys, time
-from b2array.store.local import LocalStore
+from b2array.store.local_store import LocalStore
 with LocalStore(sys.argv[1]).lock("", shared=len(sys.argv) > 2):
     print("locked", flush=True)
     time.sleep(60)

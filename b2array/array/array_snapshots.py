@@ -17,11 +17,11 @@ from b2array.commit.bare_chunks import give_checksums
 from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
-from b2array.display.tables import html_rows, narrow_size, size, text_table
+from b2array.display.text_tables import html_rows, narrow_size, size, text_table
 from b2array.errors import ConflictError, FormatError, SnapshotLostError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
-from b2array.format.kept import Kept, ledger_of
+from b2array.format.ledger import Kept, ledger_of
 from b2array.format.state import State
 from b2array.frame.kept_states import ledger_in, load_kept_states, unknown_name
 from b2array.frame.revision import Revision

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from b2array.codec.cparams import CParams
-from b2array.display import tables
+from b2array.display import text_tables
 
 
 def test_information_is_a_mapping_and_a_table() -> None:
-    info = tables.Info({"shape": (3, 2), "a longer name": None})
+    info = text_tables.Info({"shape": (3, 2), "a longer name": None})
     assert dict(info) == {"shape": (3, 2), "a longer name": None}
     assert len(info) == 2
     assert repr(info) == "shape         : (3, 2)\na longer name : None"
-    assert repr(tables.Info({})) == ""
+    assert repr(text_tables.Info({})) == ""
     with pytest.raises(KeyError):
         info["missing"]
     with pytest.raises(TypeError):
@@ -23,7 +23,7 @@ def test_information_is_a_mapping_and_a_table() -> None:
 
 
 def test_html_is_escaped() -> None:
-    html = tables.Info({"<b>": "<script>alert('&')</script>"})._repr_html_()
+    html = text_tables.Info({"<b>": "<script>alert('&')</script>"})._repr_html_()
     assert html.startswith("<table>")
     assert "<script>" not in html
     assert "<b>" not in html
@@ -32,17 +32,17 @@ def test_html_is_escaped() -> None:
 
 def test_what_was_given_is_copied() -> None:
     rows = {"a": 1}
-    info = tables.Info(rows)
+    info = text_tables.Info(rows)
     rows["a"] = 2
     assert info["a"] == 1
 
 
 def test_parameters_are_one_line() -> None:
-    assert tables.codec(CParams("lz4", clevel=1, splitmode="never")) == "lz4, level 1, split never"
-    assert tables.filters(CParams()) == "auto"
-    assert tables.filters(CParams(filters="shuffle")) == "shuffle"
-    assert tables.filters(CParams(filters=())) == "none"
-    assert tables.filters(CParams(filters=("trunc_prec", "bitshuffle"), filters_meta=(10,))) == (
+    assert text_tables.codec(CParams("lz4", clevel=1, splitmode="never")) == "lz4, level 1, split never"
+    assert text_tables.filters(CParams()) == "auto"
+    assert text_tables.filters(CParams(filters="shuffle")) == "shuffle"
+    assert text_tables.filters(CParams(filters=())) == "none"
+    assert text_tables.filters(CParams(filters=("trunc_prec", "bitshuffle"), filters_meta=(10,))) == (
         "trunc_prec(10), bitshuffle"
     )
 
@@ -60,9 +60,9 @@ def test_parameters_are_one_line() -> None:
     ],
 )
 def test_bytes_have_a_unit(count: int, text: str) -> None:
-    assert tables.nbytes(count) == text
+    assert text_tables.nbytes(count) == text
 
 
 @given(st.integers(0, 2**80))
 def test_the_exact_number_comes_first(count: int) -> None:
-    assert tables.nbytes(count).split(maxsplit=1)[0] == str(count)
+    assert text_tables.nbytes(count).split(maxsplit=1)[0] == str(count)
