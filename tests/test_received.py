@@ -54,7 +54,7 @@ def group_with(tmp_path: Path, link: str, target: Path, manifest: Manifest | Non
 def removed(path: str, target: Path) -> Manifest:
     """Return a manifest that says that the frame behind a path was deleted."""
     before = inspect_place(LocalStore(target)).lasting
-    return Manifest(identity="00" * 8, number=1, log={path: PendingStep("delete", before, "", "0" * 16)})
+    return Manifest(identity="00" * 8, number=1, pending={path: PendingStep("delete", before, "", "0" * 16)})
 
 
 def set_attribute(url: Path) -> None:

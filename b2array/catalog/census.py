@@ -55,8 +55,8 @@ _REMOTE = "b2remote_store"
 def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
     """Return a manifest with rows; if it has none, list the files of the group, and add a row for each member.
 
-    The result then has no log. With `shows_mounts`, members of groups inside this one get rows as well. A reader may
-    list them; a commit of this group must not.
+    The result then has no pending steps. With `shows_mounts`, members of groups inside this one get rows as well. A
+    reader may list them; a commit of this group must not.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
         rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in names}
     # python-blosc2 prefers the file of a member to its copy in the embedding frame.
     rows |= rows_among(files if shows_mounts else own_files(files))
-    return replace(manifest, rows=dict(sorted(rows.items())), log={})
+    return replace(manifest, rows=dict(sorted(rows.items())), pending={})
 
 
 def rows_among(files: Collection[str]) -> dict[str, Row]:
@@ -102,8 +102,8 @@ def rows_among(files: Collection[str]) -> dict[str, Row]:
 
 
 def _require_complete(group: Store, manifest: Manifest) -> None:
-    """Look at the members in a log; UnsupportedError if an entry was not applied before the group was copied."""
-    for path, entry in manifest.log.items():
+    """Look at the members with pending steps; UnsupportedError if one was not taken before the group was copied."""
+    for path, entry in manifest.pending.items():
         if is_embedded(path) or entry.before == entry.after:
             continue
         occupant = inspect_place(group.below(path))

@@ -73,11 +73,11 @@ def _members_among(group: Store, files: Collection[str], manifest: Manifest) -> 
         raise prefix_error(group.url, error) from None
     for name in mounts_among(files):
         paths |= _members_of_mount(group, name)
-    for path, entry in manifest.log.items():
+    for path, step in manifest.pending.items():
         if path == EMBEDDED:
             continue
         name = path.rpartition(".")[0]
-        here, action = action_of(entry, group.below, path)
+        here, action = action_of(step, group.below, path)
         if action in (Action.WRITE, Action.PUT):
             paths[name] = path
         elif paths.get(name) == path and (action is Action.TAKE_OUT or here.name is None):
@@ -106,7 +106,7 @@ def embedded_paths(group: Store, manifest: Manifest) -> Mapping[str, str]:
         key = group.url, group.stamp(EMBEDDED).version
     except MISSING:
         return {}
-    if EMBEDDED in manifest.log or key[1] is None:
+    if EMBEDDED in manifest.pending or key[1] is None:
         return _read_embedded(group, manifest)
     embedded = _known.get(key)
     if embedded is None:
@@ -145,10 +145,10 @@ def find_paths(group: Store, names: Collection[str], manifest: Manifest) -> dict
 
 def _remains(group: Store, path: str, manifest: Manifest) -> bool:
     """Read the place of a path; return whether a frame is there that no pending step deletes."""
-    entry = manifest.log.get(path)
-    if entry is None:
+    step = manifest.pending.get(path)
+    if step is None:
         return inspect_place(group.below(path)).name is not None
-    here, action = action_of(entry, group.below, path)
+    here, action = action_of(step, group.below, path)
     return here.name is not None and action is not Action.TAKE_OUT
 
 

@@ -283,14 +283,14 @@ class PendingStep:
         return staged_path(path, self.token, sparse=self.kind == "index")
 
     def pack(self) -> list[Any]:
-        """Return the entry as a list for msgpack."""
+        """Return the step as a list for msgpack."""
         return [self.kind, self.before, self.after, self.payload]
 
     @classmethod
     def unpack(cls, path: object, content: Any) -> Self:
-        """Read the entry for a path."""
+        """Read the step for a path."""
         if not (_is_path(path) or path == EMBEDDED):
-            raise FormatError(f"expected the paths of members in the log of a manifest, found {path!r}")
+            raise FormatError(f"expected the paths of members among the pending steps of a manifest, found {path!r}")
         parts: list[Any] = [None] * 4
         if isinstance(content, list) and len(content) == 4:
             parts = content
@@ -298,24 +298,24 @@ class PendingStep:
         has_payload = type(payload) is bytes if kind == "patch" else _is_token(payload)
         has_states = isinstance(before, str) and isinstance(after, str)
         if kind not in _KINDS or not has_states or not has_payload:
-            raise FormatError(f"expected an entry for {path!r} in the log of a manifest, found something else")
+            raise FormatError(f"expected a pending step for {path!r} in a manifest, found something else")
         return cls(kind, before, after, payload)
 
 
-def index_name(revision: str) -> str:
+def index_name(generation: str) -> str:
     """Return the name of the object that holds the index of a revision, next to the chunks of its sparse frame."""
-    return f"{FRAME_NAME}.{revision}"
+    return f"{FRAME_NAME}.{generation}"
 
 
 def is_index_name(name: str) -> bool:
     """Whether this is the name of an index as `index_name` returns it."""
-    front, _, revision = name.rpartition(".")
-    return front == FRAME_NAME and _is_revision(revision)
+    front, _, generation = name.rpartition(".")
+    return front == FRAME_NAME and _is_generation(generation)
 
 
-def data_path(revision: str) -> str:
+def data_path(generation: str) -> str:
     """Return the path, in the group, of the object that holds a revision of a contiguous member."""
-    return f"{DATA}/{revision}"
+    return f"{DATA}/{generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,19 +326,20 @@ class Row:
     ----------
     path : str
         The path of the member's frame in the group, where commits publish it.
-    revision : str
-        The committed state of the member. It names the object with the index (`index_name`, `data_path`), which never
-        changes. Empty if no commit of the group has written the member yet: then its state is the published index.
+    generation : str
+        The name of the committed state of the member. It is part of the name of the object with the index
+        (`index_name`, `data_path`), which never changes. Empty if no commit of the group has written the member yet:
+        then its state is the published index.
     sparse : bool
         Whether each chunk is a separate object.
     number : int
-        The number of the group's commit that wrote the revision: an older revision has a smaller number.
+        The number of the group's commit that wrote this state: an older state has a smaller number.
     next : int
         The first number that no chunk file at this path has ever had.
     """
 
     path: str
-    revision: str = ""
+    generation: str = ""
     sparse: bool = True
     number: int = 0
     next: int = 0
@@ -346,8 +347,8 @@ class Row:
     def pack(self) -> list[Any]:
         """Return the row as a list for msgpack."""
         # Every commit writes all rows, and bytes take half the space of the hexadecimal text.
-        revision = bytes.fromhex(self.revision)
-        return [self.path, revision, self.sparse, self.number, self.next]
+        generation = bytes.fromhex(self.generation)
+        return [self.path, generation, self.sparse, self.number, self.next]
 
     @classmethod
     def unpack(cls, name: object, content: Any) -> Self:
@@ -355,16 +356,16 @@ class Row:
         parts: list[Any] = [None] * 5
         if isinstance(content, list) and len(content) == 5:
             parts = content
-        path, revision, sparse, number, following = parts
+        path, generation, sparse, number, following = parts
         has_path = isinstance(name, str) and isinstance(path, str) and _is_path_of(name, path)
-        has_revision = type(revision) is bytes and len(revision) in (0, _REVISION_NBYTES)
+        has_generation = type(generation) is bytes and len(generation) in (0, _GENERATION_NBYTES)
         has_counts = all(type(count) is int and count >= 0 for count in (number, following))
-        if not (has_path and has_revision and has_counts) or type(sparse) is not bool:
+        if not (has_path and has_generation and has_counts) or type(sparse) is not bool:
             raise FormatError(f"expected a member's name and row in the manifest, found {name!r} and {content!r}")
-        return cls(path, revision.hex(), sparse, number, following)
+        return cls(path, generation.hex(), sparse, number, following)
 
 
-_REVISION_NBYTES = 16
+_GENERATION_NBYTES = 16
 
 
 def retired_path(token: str) -> str:
@@ -395,8 +396,8 @@ class Manifest:
         The identity of the group, by which a member that was copied from another group is recognized.
     number : int
         The number of the last commit.
-    log : mapping of str to PendingStep
-        The log of a local group: the entries of members whose committed states wait to be applied, by path.
+    pending : mapping of str to PendingStep
+        On a local disk, the steps that still publish the committed states of members, by path.
     summaries : bytes
         Summaries of the members, packed by `b2array.format.summary`.
     recent : bytes
@@ -422,7 +423,7 @@ class Manifest:
     rows: Mapping[str, Row] | None = None
     identity: str = ""
     number: int = 0
-    log: Mapping[str, PendingStep] = field(default_factory=dict)
+    pending: Mapping[str, PendingStep] = field(default_factory=dict)
     summaries: bytes = b""
     recent: bytes = b""
     kept: bytes = b""
@@ -487,7 +488,7 @@ class Manifest:
             "rows": None,
             "identity": self.identity,
             "number": self.number,
-            "log": {path: entry.pack() for path, entry in self.log.items()},
+            "pending": {path: step.pack() for path, step in self.pending.items()},
         }
         if self.rows is not None:
             content["rows"] = {name: row.pack() for name, row in self.rows.items()}
@@ -516,12 +517,13 @@ class Manifest:
         if content["rows"] is not None:
             rows = {name: Row.unpack(name, row) for name, row in _pop(content, "rows", {}).items()}
         content.pop("rows", None)
-        log = {path: PendingStep.unpack(path, entry) for path, entry in _pop(content, "log", {}, required=True).items()}
+        steps = _pop(content, "pending", {}, required=True)
+        pending = {path: PendingStep.unpack(path, step) for path, step in steps.items()}
         return cls(
             rows,
             _pop(content, "identity", "", required=True),
             _pop(content, "number", 0, required=True),
-            log,
+            pending,
             _pop(content, "summaries", b""),
             _pop(content, "recent", b""),
             _pop(content, "kept", b""),
@@ -627,5 +629,5 @@ def _is_token(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
 
 
-def _is_revision(text: str) -> bool:
+def _is_generation(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}", text) is not None

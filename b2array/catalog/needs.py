@@ -82,7 +82,7 @@ def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tup
 
     The innermost group comes first. `marks` are the names of files that mark a directory as a group.
     """
-    if place.endswith(TEMPORARY):  # no log and no snapshot names the temporary places next to members
+    if place.endswith(TEMPORARY):  # no step and no snapshot names the temporary places next to members
         return
     inner, group = place, os.path.dirname(place)
     while group != inner:

@@ -103,7 +103,7 @@ class BucketMember:
             current = self.own(load_published(last.store))
             return require_same_frame(last, current, even_new=even_new)
         row = manifest.rows.get(self.name)
-        if last.at is None and row is not None and row.revision == last.generation:
+        if last.at is None and row is not None and row.generation == last.generation:
             return last
         current = load_member(self, manifest)
         return require_same_frame(last, current, even_new=even_new)
@@ -211,13 +211,13 @@ def _follow_group(published: Revision, *, bare: bool, cached: bool = False) -> R
     row = manifest.rows.get(member.name)
     if row is None or row.path != noted.path:
         raise FileNotFoundError(f"{published.url} was deleted")
-    if row.revision in ("", published.generation):
+    if row.generation in ("", published.generation):
         return member.own(published)
     try:
         return load_revision(member, row, bare=bare, cached=cached)
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(
-            f"{published.url}: expected revision {row.revision}, which the group lists, found none"
+            f"{published.url}: expected revision {row.generation}, which the group lists, found none"
         ) from None
 
 
@@ -252,10 +252,10 @@ def load_member(
     row = (manifest.rows or {}).get(member.name)
     if row is None:
         raise FileNotFoundError(f"{where(member.known.url, member.name)} was deleted")
-    if last is not None and row.revision and row.revision == last.generation:
+    if last is not None and row.generation and row.generation == last.generation:
         return last
     store = member.group.below(row.path)
-    if row.revision and not (for_writing and row.sparse):
+    if row.generation and not (for_writing and row.sparse):
         try:
             return load_revision(member, row, cached=cached)
         except (FileNotFoundError, FormatError):
@@ -265,15 +265,15 @@ def load_member(
             return copy
     try:
         # A row that was made from a list of files may have the wrong kind of frame.
-        sparse = row.sparse if row.revision else None
+        sparse = row.sparse if row.generation else None
         published = load_published(store, with_contents=True, sparse=sparse, cached=cached)
     except (FileNotFoundError, NotADirectoryError):
-        if not row.revision:
+        if not row.generation:
             raise
         return load_revision(member, row, cached=cached)
-    if row.revision not in ("", published.generation):
+    if row.generation not in ("", published.generation):
         return load_revision(member, row, cached=cached)
-    listed = None if row.revision else _follow_mount(published, row)
+    listed = None if row.generation else _follow_mount(published, row)
     return listed or member.own(published)
 
 
@@ -293,7 +293,7 @@ def _published_copy(member: BucketMember, row: Row) -> Revision | None:
     except (OSError, B2ArrayError):
         # The caller raises the error of the revision.
         return None
-    if published.generation != row.revision:
+    if published.generation != row.generation:
         return None
     return member.own(published)
 
@@ -308,9 +308,9 @@ def find_damage(published: Revision) -> tuple[str, str] | None:
         return None
     manifest, _ = member.known.read()
     row = (manifest.rows or {}).get(member.name)
-    if row is None or row.revision != published.generation:
+    if row is None or row.generation != published.generation:
         return None
-    name = index_name(row.revision) if row.sparse else data_path(row.revision)
+    name = index_name(row.generation) if row.sparse else data_path(row.generation)
     place = where(published.url if row.sparse else member.group.url, name)
     try:
         load_revision(member, row)
@@ -331,13 +331,13 @@ def load_revision(
     """Load the revision of a member that a row lists. Raises the errors of `load_member`."""
     if row.sparse:
         store = member.group.below(row.path)
-        name = index_name(row.revision)
+        name = index_name(row.generation)
     else:
-        store = member.group.below(data_path(row.revision), shown_as=row.path)
+        store = member.group.below(data_path(row.generation), shown_as=row.path)
         name = ""
     # The version of the published index, which `member` may know, is of another state.
     owner = replace(member, published=None)
     revision = read_named(store, owner, name, bare=bare, with_contents=True, cached=cached)
-    if revision.generation != row.revision:
-        raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
+    if revision.generation != row.generation:
+        raise FormatError(f"{where(store.url, name)}: expected revision {row.generation}, found {revision.generation}")
     return revision

@@ -1,11 +1,11 @@
-"""The log of a local group: compares the frame in a member's place with the member's entry; determines the next step.
+"""The pending steps of a local group: compares the frame in a member's place with the step; determines what to do.
 
-One write of the manifest commits the changes of several members. Its log has a `PendingStep` for each member, which
-writer or the next one applies later. A writer can apply an entry any number of times, because `TABLE` decides by the
+One write of the manifest commits the changes of several members. It lists a `PendingStep` for each member, which
+writer or the next one takes later. A writer can take a step any number of times, because `TABLE` decides by the
 frame in the member's place. So the table alone determines the outcome if a writer is killed at any moment. Readers use
 it as well, and see the new state before it is in its place.
 
-Only the files determine which row of the table applies: an entry names states (revisions, identities), and never times
+Only the files determine which row of the table counts: a step names states (revisions, identities), and never times
 or inodes.
 """
 
@@ -87,7 +87,7 @@ class Occupant:
 
 
 def inspect_place(store: Store, last: Revision | None = None) -> Occupant:
-    """Read and return the occupant of a member's place, without regard to the log.
+    """Read and return the occupant of a member's place, without regard to pending steps.
 
     If the frame still has the `last` state, which the caller has read, this does not parse it again.
     """
@@ -97,7 +97,7 @@ def inspect_place(store: Store, last: Revision | None = None) -> Occupant:
     except MISSING:
         return Occupant(None)
     except _UNREADABLE:
-        # A damaged frame has no readable identity: the version of its file names it, so that an entry can refer to it.
+        # A damaged frame has no readable identity: the version of its file names it, so that a step can refer to it.
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
         for name, answer in zip(names, store.head(names, 1), strict=True):
             if isinstance(answer, Head):
@@ -119,10 +119,10 @@ def _head_of(store: Store, last: Revision) -> Head | None:
 
 
 class Standing(Enum):
-    """The relation of the occupant of a member's place to an entry of the log."""
+    """The relation of the occupant of a member's place to a pending step."""
 
     BEFORE = auto()
-    """The state before the change; also a damaged file, if the entry names its version."""
+    """The state before the change; also a damaged file, if the step names its version."""
     AFTER = auto()
     """The state after the change."""
     NOTHING = auto()
@@ -130,15 +130,15 @@ class Standing(Enum):
     OTHER = auto()
     """Another writer has changed the member since, without the group."""
     DAMAGED = auto()
-    """A frame that cannot be read, and that the entry does not name."""
+    """A frame that cannot be read, and that the step does not name."""
 
 
-def _standing(entry: PendingStep, occupant: Occupant) -> Standing:
+def _standing(step: PendingStep, occupant: Occupant) -> Standing:
     if occupant.name is None:
         return Standing.NOTHING
-    if entry.after and occupant.state == entry.after:
+    if step.after and occupant.state == step.after:
         return Standing.AFTER
-    if entry.before in (occupant.state, occupant.lasting):
+    if step.before in (occupant.state, occupant.lasting):
         return Standing.BEFORE
     return Standing.DAMAGED if occupant.is_damaged else Standing.OTHER
 
@@ -147,7 +147,7 @@ def _standing(entry: PendingStep, occupant: Occupant) -> Standing:
 
 
 class Action(Enum):
-    """The step that an entry still requires."""
+    """What a pending step still requires."""
 
     WRITE = auto()
     """Write the header over the beginning of the file."""
@@ -156,13 +156,13 @@ class Action(Enum):
     TAKE_OUT = auto()
     """Move the frame out of its place, and delete it."""
     DONE = auto()
-    """Nothing: the entry has taken effect."""
+    """Nothing: the step has taken effect."""
     LEAVE = auto()
     """Nothing: another writer has changed or deleted the member since, or the staged files are gone."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether the entry still requires a change. Until that change, readers see the state after it as well."""
+        """Whether the step still requires a change. Until that change, readers see the state after it as well."""
         return self in (Action.WRITE, Action.PUT, Action.TAKE_OUT)
 
 
@@ -186,7 +186,7 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.AFTER, _UNSTAGED): _actions(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
         # A writer that cannot swap two names in one step moves the old frame out before it moves the new one in.
         (Standing.NOTHING, _STAGED): _actions(Action.LEAVE, Action.PUT, Action.PUT, Action.DONE),
-        # A later commit of only this member has deleted the member, and did not change the log of the killed writer.
+        # A later commit of only this member has deleted the member, and did not change the steps of the killed writer.
         (Standing.NOTHING, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
         (Standing.OTHER, _STAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.OTHER, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
@@ -195,60 +195,60 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.DAMAGED, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
     }
 )
-"""The action of an entry: by the occupant of the member's place, the existence of the staged file, and the kind."""
+"""The action of a step: by the occupant of the member's place, the existence of the staged file, and the kind."""
 
 
 def action_of(
-    entry: PendingStep,
+    step: PendingStep,
     store_of: StoreOf,
     path: str,
     *,
     store: Store | None = None,
     last: Revision | None = None,
 ) -> tuple[Occupant, Action]:
-    """Return the occupant of a member's place, and the step that the member's entry still requires.
+    """Return the occupant of a member's place, and what the member's step still requires.
 
     `store` is the store of the place, if the caller has opened it; `last` is passed to `inspect_place`.
     """
     store = store or store_of(path)
     occupant = inspect_place(store, last)
-    action = _decide(entry, store_of, path, occupant, store)
+    action = _decide(step, store_of, path, occupant, store)
     if action is Action.LEAVE:
         # Another process may have moved the staged file to the member's place between the two reads.
         occupant = inspect_place(store)
-        action = _decide(entry, store_of, path, occupant, store)
+        action = _decide(step, store_of, path, occupant, store)
     return occupant, action
 
 
-def _decide(entry: PendingStep, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
-    """Look up the action of an entry in the table."""
-    standing = _standing(entry, occupant)
+def _decide(step: PendingStep, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
+    """Look up the action of a step in the table."""
+    standing = _standing(step, occupant)
     row = TABLE[standing, _STAGED]
     # If both rows agree, do not look for the staged file.
     if row == TABLE[standing, _UNSTAGED]:
-        return row[entry.kind]
-    is_staged = _is_staged(entry, store_of, path, store)
-    return TABLE[standing, is_staged][entry.kind]
+        return row[step.kind]
+    is_staged = _is_staged(step, store_of, path, store)
+    return TABLE[standing, is_staged][step.kind]
 
 
-def _is_staged(entry: PendingStep, store_of: StoreOf, path: str, store: Store) -> bool:
-    """Whether the new tail, index or frame of an entry is stored."""
-    if entry.kind == "delete":
+def _is_staged(step: PendingStep, store_of: StoreOf, path: str, store: Store) -> bool:
+    """Whether the new tail, index or frame of a step is stored."""
+    if step.kind == "delete":
         return False
-    if entry.kind == "patch":
+    if step.kind == "patch":
         # The new tail ends with the fingerprint of the new state.
-        stop = unpack_header(entry.header).frame_len
+        stop = unpack_header(step.header).frame_len
         span = Span("", stop - FINGERPRINT_NBYTES, stop)
         try:
             (end,) = store.read([span], clip=True)
         except (ConflictError, *MISSING):
             # Another file has replaced the frame since it was inspected.
             return False
-        return end.hex() == entry.after
-    aside = store_of(entry.aside(path))
-    if entry.kind == "index":
+        return end.hex() == step.after
+    aside = store_of(step.aside(path))
+    if step.kind == "index":
         return isinstance(aside.head([""], 1)[0], Head)
-    return inspect_place(aside).state == entry.after
+    return inspect_place(aside).state == step.after
 
 
 # Readers.
@@ -314,24 +314,24 @@ def read_member(
     If the state is not in the member's place yet, the result has this `owner`. If the member still has its `last`
     state, this does not parse it again.
     """
-    entry = manifest.log.get(path)
+    step = manifest.pending.get(path)
     store = store_of(path)
-    if last is not None and entry is None:
+    if last is not None and step is None:
         state, header = last
         head = head_if_unchanged(store, state.frame, header)
         if head is not None:
             revision = state.frame.fingerprint.hex()
             return Revision(store, state, 0, head.version, revision, ALONE, head.unique, header)
-    if entry is not None:
-        occupant, action = action_of(entry, store_of, path)
+    if step is not None:
+        occupant, action = action_of(step, store_of, path)
         if action is Action.TAKE_OUT:
             raise FileNotFoundError(f"{store.url} was deleted")
         if action.is_pending:
             try:
-                staged = _load_staged(store_of, path, entry, occupant)
+                staged = _load_staged(store_of, path, step, occupant)
                 return replace(staged, owner=owner)
             except (*MISSING, FormatError):
-                # If another process has just applied the entry, the place has changed, and the code below reads it.
+                # If another process has just taken the step, the place has changed, and the code below reads it.
                 if inspect_place(store).state == occupant.state:
                     raise stale_reader(store.url) from None
         elif occupant.frame is not None:
@@ -339,16 +339,16 @@ def read_member(
     return load(store)
 
 
-def _load_staged(store_of: StoreOf, path: str, entry: PendingStep, occupant: Occupant) -> Revision:
-    """Load the state of a member after its entry from the staged files."""
-    if entry.kind == "patch":
-        return load_from_header(store_of(path), ALONE, entry.header, occupant.version)
-    staged = store_of(entry.aside(path))
-    if entry.kind == "index":
+def _load_staged(store_of: StoreOf, path: str, step: PendingStep, occupant: Occupant) -> Revision:
+    """Load the state of a member after its step from the staged files."""
+    if step.kind == "patch":
+        return load_from_header(store_of(path), ALONE, step.header, occupant.version)
+    staged = store_of(step.aside(path))
+    if step.kind == "index":
         content = b"".join(staged.pieces())
         return load_from_header(store_of(path), ALONE, content, occupant.version)
     frame = load(staged)
-    if frame.generation != entry.after:
-        # Applying the entry swaps the frames, so this may be the old one.
-        raise FileNotFoundError(f"{staged.url} was applied")
+    if frame.generation != step.after:
+        # Taking the step swaps the frames, so this may be the old one.
+        raise FileNotFoundError(f"{staged.url} was published")
     return frame

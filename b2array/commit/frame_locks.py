@@ -1,7 +1,7 @@
 """The locks of local frames, for writers that do not know the groups around a frame.
 
 A commit of a group writes the manifest, and then each member. A writer of one member must not write between these
-steps. So `writers_lock` takes the lock of the member, after applying the entry that the manifest may have for the
+steps. So `writers_lock` takes the lock of the member, after taking the step that the manifest may list for the
 member. For a writer that makes a frame, `makers_lock` takes the lock of the manifest, so that no commit puts another
 frame in the place.
 
@@ -37,7 +37,7 @@ _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 
 def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
-    """Take and return the lock of a frame, after applying the commit of its group that may still wait for it.
+    """Take and return the lock of a frame, after taking the step that may be pending for it.
 
     The lock is a context manager whose end is C code, which Ctrl-C does not interrupt.
     """
@@ -45,7 +45,7 @@ def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
 
 
 def makers_lock(store: Store) -> AbstractContextManager[object]:
-    """Take the manifest's lock to make a local frame in a group, after applying the entry that may wait for the place.
+    """Take the manifest's lock to make a local frame in a group, after taking the step that is pending for the place.
 
     A frame outside of groups needs no lock. A thread that holds another lock takes none, because a commit that holds
     the lock of the manifest may be waiting for that other lock.
@@ -72,9 +72,9 @@ def _once_nothing_waits(
     store: Store,
     take: Callable[[], AbstractContextManager[object]],
 ) -> AbstractContextManager[object]:
-    """Take a lock once no commit of a group waits to be applied to the frame.
+    """Take a lock once no step of a group is pending for the frame.
 
-    If one waits, this releases the lock, applies the commit, and takes the lock again.
+    If one is pending, this releases the lock, takes the step, and takes the lock again.
     """
     while True:
         lock: AbstractContextManager[object] | None = None
@@ -87,7 +87,7 @@ def _once_nothing_waits(
             _release(lock)
             raise
         _release(lock)
-        _apply(*waiting)
+        _take(*waiting)
 
 
 def publish_waiting(owner: LocalMember) -> None:
@@ -95,16 +95,16 @@ def publish_waiting(owner: LocalMember) -> None:
 
     No writer may change a frame that waits in another place. If no new frame waits, this does nothing.
     """
-    entry = _log_of(owner.group).get(owner.path)
-    if entry is not None and entry.kind == "frame":
-        _apply(owner.group, owner.path, entry)
+    step = _pending_of(owner.group).get(owner.path)
+    if step is not None and step.kind == "frame":
+        _take(owner.group, owner.path, step)
 
 
-def _apply(group: Store, path: str, entry: PendingStep) -> None:
-    """Take the lock of a local group's manifest, if this thread does not hold it, and apply an entry of its log."""
+def _take(group: Store, path: str, step: PendingStep) -> None:
+    """Take a pending step of a local group under the lock of its manifest, which this thread may hold already."""
     is_locked = isinstance(group, LocalStore) and group.holds_lock()
     with nullcontext() if is_locked else group.lock(MANIFEST):
-        publish_step(group, path, entry)
+        publish_step(group, path, step)
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
@@ -125,9 +125,9 @@ def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str
 
 
 def _waiting(store: Store) -> tuple[Store, str, PendingStep] | None:
-    """Read the log of the group around a local frame: return the group, the frame's path there, and its waiting entry.
+    """Look for the group around a local frame, and return the group, the frame's path there, and its pending step.
 
-    None if no entry waits to be applied, or the manifest cannot be read.
+    None if no step is pending, or the manifest cannot be read.
     """
     around = _group_around(store)
     if around is None:
@@ -135,36 +135,36 @@ def _waiting(store: Store) -> tuple[Store, str, PendingStep] | None:
     url, path = around
     group = LocalStore(url)
     with suppress(*_UNREADABLE, *MISSING):  # readers cannot read such a group, either
-        entry = _log_of(group).get(path)
-        if entry is not None and action_of(entry, group.below, path)[1].is_pending:
-            return group, path, entry
+        step = _pending_of(group).get(path)
+        if step is not None and action_of(step, group.below, path)[1].is_pending:
+            return group, path, step
     return None
 
 
-def _read_log(group: Store) -> Mapping[str, PendingStep]:
-    """Read the log of a local group. UnsupportedError: the group was copied from an object store."""
+def _read_pending(group: Store) -> Mapping[str, PendingStep]:
+    """Read the pending steps of a local group. UnsupportedError: the group was copied from an object store."""
     manifest, _ = read_manifest(group, versioned=False)
     if manifest.rows is not None:
         raise UnsupportedError(
             f"{group.url} was copied from an object store: open it with b2array.open_group(url, 'r+') once, before you"
             " change a member by its own URL"
         )
-    return manifest.log
+    return manifest.pending
 
 
-def _log_of(group: Store) -> Mapping[str, PendingStep]:
-    """Return the log of a local group; read it unless the manifest is the one that was read last time."""
+def _pending_of(group: Store) -> Mapping[str, PendingStep]:
+    """Return the pending steps of a local group; read them unless the manifest is the one that was read last time."""
     (head,) = group.head([MANIFEST], 1)
     # Right after a change, a second change might leave the same times, so do not use the cache.
     if isinstance(head, Exception) or not head.unique:
-        return _read_log(group)
-    return _known_log(group.url, head.unique)
+        return _read_pending(group)
+    return _known_pending(group.url, head.unique)
 
 
 @lru_cache(maxsize=16)
-def _known_log(url: str, unique: str) -> Mapping[str, PendingStep]:  # noqa: ARG001 - it tells states of the manifest apart
-    """Read the log of a local group once for each state of the manifest, which `unique` identifies."""
-    return _read_log(LocalStore(url))
+def _known_pending(url: str, unique: str) -> Mapping[str, PendingStep]:  # noqa: ARG001 - it tells states of the manifest apart
+    """Read the pending steps of a local group once for each state of the manifest, which `unique` identifies."""
+    return _read_pending(LocalStore(url))
 
 
 # The locks for destroying states that snapshots need.

@@ -233,7 +233,7 @@ class GroupChange:
         """
         after = replace(before, number=before.number + 1, identity=before.identity or self.identity)
         if before.rows is None:
-            after = replace(after, log=dict(staged.pending))
+            after = replace(after, pending=dict(staged.pending))
         else:
             after = self._with_rows(after, staged)
         after = self._with_summaries(after, staged)
@@ -243,7 +243,7 @@ class GroupChange:
             # A token, by which the writer recognizes its commit below the commits of others.
             after = after.with_commit(os.urandom(8).hex())
             states = {
-                name: MemberState(row.path, bytes.fromhex(row.revision), row.sparse) for name, row in rows.items()
+                name: MemberState(row.path, bytes.fromhex(row.generation), row.sparse) for name, row in rows.items()
             }
         if not (self.snapshots or staged.retired):
             return after, {}
@@ -281,11 +281,11 @@ class GroupChange:
             return after
         # A program that makes a member usually changes it next, so a summary would soon be out of date.
         soon: Mapping[str, str] = {} if self.explicit else self.new
-        records = dict.fromkeys([path for path in after.log if path != EMBEDDED])
+        records = dict.fromkeys([path for path in after.pending if path != EMBEDDED])
         for path, (state, header) in staged.states.items():
             if path not in soon and path != EMBEDDED:
                 records[path] = summary.pack(state, header)
-        gone = {path for path, entry in after.log.items() if entry.kind == "delete"}
+        gone = {path for path, entry in after.pending.items() if entry.kind == "delete"}
         return after.with_summaries(records, gone, self.listed_after())
 
     def listed_after(self) -> Members:

@@ -148,7 +148,7 @@ class _Revised:
             return False
         if self.draft.base is None:
             return row is None or self.row.number > row.number
-        return row is not None and row.revision == self.base
+        return row is not None and row.generation == self.base
 
 
 class Bucket:
@@ -228,7 +228,7 @@ class Bucket:
         for path, state in change.unadopted.items():
             row = rows.get(name_of(path))
             is_written = path in change.written and path not in removed
-            if is_written or row is None or row.revision or _is_adopted(state, manifest, row):
+            if is_written or row is None or row.generation or _is_adopted(state, manifest, row):
                 continue
             # A later attempt at the commit must know the state that this one has made.
             change.unadopted[path] = _adopt(state, GroupCommit(manifest.identity, 0, row.path))
@@ -249,7 +249,7 @@ class Bucket:
                 _adopt_latest(member, load_member(member, manifest), manifest)
 
         names = [name_of(path) for path in paths if not is_embedded(path)]
-        map_concurrently(adopt, [name for name in names if name in rows and not rows[name].revision])
+        map_concurrently(adopt, [name for name in names if name in rows and not rows[name].generation])
 
     def _revise(self, manifest: Manifest, path: str, member: MemberChange) -> _Revised:
         """Rebase a draft, write its revision where no reader looks yet, and return it.
@@ -264,7 +264,7 @@ class Bucket:
         else:
             _rebase_and_adopt(BucketMember(self._known, member.name), draft, manifest)
             path = path if row is None else row.path
-        base = "" if draft.base is None or row is None else row.revision
+        base = "" if draft.base is None or row is None else row.generation
         number = manifest.number + 1
         draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
         source = draft
@@ -281,7 +281,7 @@ class Bucket:
         if draft.base is None and row is None:
             content = b"".join(pieces(next_plan, source))
             published = publish_new(group, new_row, manifest.identity, state, content)
-        name = index_name(new_row.revision) if new_row.sparse else ""
+        name = index_name(new_row.generation) if new_row.sparse else ""
         stored = create_under_own_name(store_of_revision(group, new_row), name, pieces(next_plan, source))
         return _Revised(draft, source, next_plan, new_row, manifest.identity, base, stored, published)
 
@@ -333,7 +333,7 @@ class Bucket:
         version = revised.published
         row_now = (newest.rows or {}).get(name)
         state = revised.plan.require_state()
-        if version is None and row_now is not None and row_now.revision == row.revision:
+        if version is None and row_now is not None and row_now.generation == row.generation:
             base = None if revised.draft.base is None else revised.draft.base.owner
             expected = base.published if isinstance(base, BucketMember) else None
             content = b"".join(pieces(revised.plan, revised.source))
@@ -345,10 +345,10 @@ class Bucket:
             state,
             0,
             revised.stored,
-            row.revision,
+            row.generation,
             BucketMember(self._known, name, version),
             header=revised.plan.header,
-            name=index_name(row.revision) if row.sparse else "",
+            name=index_name(row.generation) if row.sparse else "",
         )
 
 
@@ -359,8 +359,8 @@ def _find_facts(change: GroupChange, before: Manifest) -> PresentMembers:
     for path in change.only_read():
         row = rows.get(name_of(path))
         if row is not None and row.path == path:
-            states[path] = row.revision
-            if path in change.unadopted and not row.revision:
+            states[path] = row.generation
+            if path in change.unadopted and not row.generation:
                 # The adoption of the member finds out whether its state is still the same.
                 states[path] = change.moved.get(path) or change.read[path]
     near = Members()
@@ -392,7 +392,7 @@ def _rebase_and_adopt(member: BucketMember, draft: Draft, manifest: Manifest) ->
     except MISSING:
         raise moved_away(draft.url) from None
     draft.rebase(current)
-    if not (manifest.rows or {})[member.name].revision:
+    if not (manifest.rows or {})[member.name].generation:
         _adopt_latest(member, current, manifest, draft)
 
 

@@ -39,7 +39,7 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
             f"{group.url} was copied from an object store with snapshots, and can only be read here: b2array.convert"
             " makes a local copy with them"
         )
-    rows = [row for row in manifest.rows.values() if row.revision and not is_embedded(row.path)]
+    rows = [row for row in manifest.rows.values() if row.generation and not is_embedded(row.path)]
     # If this process is killed before it writes the manifest, the rows remain, and the next writer starts again.
     for row in rows:
         _publish(group, row)
@@ -55,12 +55,12 @@ def _publish(group: Store, row: Row) -> None:
     """
     store = group.below(row.path)
     try:
-        if load_published(store).generation == row.revision:
+        if load_published(store).generation == row.generation:
             return
     except MISSING:
         # The writer was killed before it published the member.
         pass
-    path = f"{row.path}/{index_name(row.revision)}" if row.sparse else data_path(row.revision)
+    path = f"{row.path}/{index_name(row.generation)}" if row.sparse else data_path(row.generation)
     try:
         content = b"".join(group.below(path).pieces())
     except MISSING:

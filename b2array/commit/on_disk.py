@@ -124,7 +124,7 @@ class Disk:
         """
         before, version = read_manifest(self.store)
         self._require_same_directory()
-        self._left = publish_pending(self.store, before).left if before.log else {}
+        self._left = publish_pending(self.store, before).left if before.pending else {}
         self._prepared, self._locked = {}, set()
         old = change.written.keys() - change.new.keys()
         read = change.only_read()
@@ -214,11 +214,11 @@ class Disk:
             before = inspect_place(self.store.below(path)).state
         after = prepared.state.frame.fingerprint.hex()
         kind: Kind = "index" if draft.sparse else "frame"
-        entry = PendingStep(kind, before, after, token)
+        step = PendingStep(kind, before, after, token)
         if prepared.is_patch:
-            entry = PendingStep("patch", before, after, prepared.header)
+            step = PendingStep("patch", before, after, prepared.header)
         self._prepared[path] = prepared
-        holding.staged.pending[path] = entry
+        holding.staged.pending[path] = step
         holding.staged.states[path] = prepared.state, prepared.header
 
     def _stage_made(
@@ -328,7 +328,7 @@ class Disk:
                     if member.draft.base is not None:
                         states[path] = member.draft.base
                 self._published = publish_pending(self.store, visible, locked=self._locked, states=states)
-                visible = replace(visible, log=self._published.left)
+                visible = replace(visible, pending=self._published.left)
                 version = write_manifest(self.store, visible, version).version
                 change.committed = visible
         states_after = {path: self._find_committed(holding, visible, path) for path in holding.staged.states}

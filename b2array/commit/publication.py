@@ -86,25 +86,25 @@ def publish_pending(
     """
     published = Published()
 
-    def take(path: str, entry: PendingStep) -> None:
+    def take(path: str, step: PendingStep) -> None:
         """Take one step, and note the result; never raise an error of the store."""
         try:
-            version = publish_step(group, path, entry, locked=path in locked, state=states.get(path))
+            version = publish_step(group, path, step, locked=path in locked, state=states.get(path))
             if version is not None:
                 published.patched[path] = version
         except (OSError, B2ArrayError):
-            published.left[path] = entry
+            published.left[path] = step
 
     deletions: dict[str, PendingStep] = {}
     others: dict[str, PendingStep] = {}
-    for path, entry in manifest.log.items():
-        (deletions if entry.kind == "delete" else others)[path] = entry
-    for path, entry in deletions.items():
-        take(path, entry)
+    for path, step in manifest.pending.items():
+        (deletions if step.kind == "delete" else others)[path] = step
+    for path, step in deletions.items():
+        take(path, step)
     try:
         with together():
-            for path, entry in others.items():
-                take(path, entry)
+            for path, step in others.items():
+                take(path, step)
     except OSError:
         published.left.update(others)
     return published
@@ -113,7 +113,7 @@ def publish_pending(
 def publish_step(
     group: Store,
     path: str,
-    entry: PendingStep,
+    step: PendingStep,
     *,
     locked: bool = False,
     state: Revision | None = None,
@@ -136,7 +136,7 @@ def publish_step(
     store = group.below(path) if state is None else state.store
     version = None
     for _ in attempts(store):
-        there, action = action_of(entry, group.below, path, store=store, last=state)
+        there, action = action_of(step, group.below, path, store=store, last=state)
         if not action.is_pending:
             break
         waits = not locked and there.name is not None
@@ -144,7 +144,7 @@ def publish_step(
             if waits and inspect_place(store).state != there.state:
                 continue
             try:
-                version = _take_step(group, path, entry, there, store, listed=listed)
+                version = _take_step(group, path, step, there, store, listed=listed)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
             except MISSING:
@@ -155,22 +155,22 @@ def publish_step(
         raise too_many_conflicts(store)
     # No other writer holds a lock in these places: one that has waited for the lock of a directory looks up the
     # directory again if it was moved meanwhile.
-    if entry.token:
-        then(partial(discard, group.below(entry.aside(path)), locked=True))
-    if entry.kind == "frame":
-        then(partial(discard, _outgoing(group, path, entry), locked=True))
+    if step.token:
+        then(partial(discard, group.below(step.aside(path)), locked=True))
+    if step.kind == "frame":
+        then(partial(discard, _outgoing(group, path, step), locked=True))
     return version
 
 
-def _outgoing(group: Store, path: str, entry: PendingStep) -> Store:
+def _outgoing(group: Store, path: str, step: PendingStep) -> Store:
     """Return the place to which a replaced frame is moved if the system cannot swap two names in one step."""
-    return group.below(staged_path(path, entry.token[::-1], sparse=False))
+    return group.below(staged_path(path, step.token[::-1], sparse=False))
 
 
 def _take_step(
     group: Store,
     path: str,
-    entry: PendingStep,
+    step: PendingStep,
     there: Occupant,
     store: Store,
     *,
@@ -181,15 +181,15 @@ def _take_step(
     This takes one call if the system supports it, and otherwise two if the step is `listed`. Return the version of a
     patched file, otherwise None.
     """
-    if entry.kind == "patch":
-        stamp = store.patch("", 0, entry.header)
+    if step.kind == "patch":
+        stamp = store.patch("", 0, step.header)
         store.force()
         return stamp.version
-    aside = group.below(entry.aside(path))
-    if entry.kind == "index":
+    aside = group.below(step.aside(path))
+    if step.kind == "index":
         store.adopt(aside.url, FRAME_NAME, exclusive=False)
         store.force()
-    elif entry.kind == "delete":
+    elif step.kind == "delete":
         _take_out(store, aside)
         if not there.name:  # the lock file of a directory was moved with it
             store.drop_lock()
@@ -201,7 +201,7 @@ def _take_step(
     elif not store.swap(aside):
         if not listed:
             raise SeveralStepsError
-        _take_out(store, _outgoing(group, path, entry))
+        _take_out(store, _outgoing(group, path, step))
         store.take(aside)
     return None
 
@@ -251,7 +251,7 @@ def published_action(row: Row, identity: str, occupant: Revision | None) -> Publ
     """
     if occupant is None:
         return PublishedAction.CREATE
-    if occupant.generation == row.revision:
+    if occupant.generation == row.generation:
         return PublishedAction.DONE
     noted = occupant.state.annotations.group_commit
     if noted is not None and noted.identity == identity and noted.number >= row.number:
@@ -382,7 +382,7 @@ def publish_missing(group: Store, row: Row) -> None:
     A writer that has deleted a member may sleep before it removes the published index, and then remove the index of a
     member that another writer has made again meanwhile.
     """
-    name = index_name(row.revision) if row.sparse else ""
+    name = index_name(row.generation) if row.sparse else ""
     content = b"".join(store_of_revision(group, row).pieces(name))
     # Another writer may just have published its commit.
     with suppress(FileExistsError):
@@ -393,4 +393,4 @@ def store_of_revision(group: Store, row: Row) -> Store:
     """Return the store of a revision: the prefix of a sparse member, or an object with a contiguous one."""
     if row.sparse:
         return group.below(row.path)
-    return group.below(data_path(row.revision), shown_as=row.path)
+    return group.below(data_path(row.generation), shown_as=row.path)

@@ -299,12 +299,12 @@ class ListedGroup:
         row = self.rows.get(name_of(path))
         if row is None or row.path != path:
             return None
-        return path, row.revision if row.revision or is_embedded(path) else None
+        return path, row.generation if row.generation or is_embedded(path) else None
 
     def is_unadopted(self, path: str) -> bool:
         """Whether the manifest lists a member without a revision."""
         row = self.rows.get(name_of(path))
-        return row is not None and row.path == path and not row.revision and not is_embedded(path)
+        return row is not None and row.path == path and not row.generation and not is_embedded(path)
 
     def begin_member(
         self,
@@ -439,7 +439,7 @@ class ListedGroup:
         if row is None or record is None:
             return None
         read = partial(self._load_in, self.manifest, path)
-        return summaries.promise_revision(self.store_of(path), record, row.revision, read)
+        return summaries.promise_revision(self.store_of(path), record, row.generation, read)
 
 
 def _restore(

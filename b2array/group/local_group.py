@@ -126,8 +126,8 @@ class LocalGroup:
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         # The groups inside this one, by name.
         self._mounts: dict[str, LocalGroup] = {}
-        # The version of the manifest whose log this handle has applied: the log need not be applied again.
-        self._applied: Version | None = None
+        # The version of the manifest whose pending steps this handle has taken: it need not take them again.
+        self._published: Version | None = None
         # States that transactions of this handle have committed, the latest last: the next transaction often needs
         # them.
         self._states = OrderedDict[str, Remembered]() if states is None else states
@@ -314,11 +314,11 @@ class LocalGroup:
                 localize(self.store, *read_manifest(self.store))
             self.refresh()
             return
-        if manifest.log and version != self._applied:
+        if manifest.pending and version != self._published:
             with self.store.lock(MANIFEST):
                 manifest, version = read_manifest(self.store)
                 publish_pending(self.store, manifest)
-                self._applied = version
+                self._published = version
             self.refresh()
         self._recovered = manifest
 
@@ -354,7 +354,7 @@ class LocalGroup:
         waits in another place. Raises ValueError if an inner group owns the member.
         """
         self.require_own(path)
-        if path in self.manifest.log:
+        if path in self.manifest.pending:
             publish_waiting(LocalMember(self.store, path))
         return Handle(self.current(path), "r+")
 
@@ -365,7 +365,7 @@ class LocalGroup:
         """
         manifest, _ = self._state()
         # The summary of a member with a pending step describes the state before the step.
-        if path in manifest.log:
+        if path in manifest.pending:
             return None
         packed = manifest.summaries
         if self._records[0] is not packed:

@@ -136,7 +136,7 @@ def _lists(row: Row | None, state: MemberState) -> bool:
     """Return whether a row lists the state that a snapshot names."""
     if row is None:
         return False
-    return (row.path, row.revision) == (state.path, state.generation.hex())
+    return (row.path, row.generation) == (state.path, state.generation.hex())
 
 
 def _restore_member(

@@ -136,4 +136,4 @@ def _write_state(
     """Write the revision of a state whose chunks are in the draft of a copy, and return how a snapshot names it."""
     note = changes.change.next_note(path)
     row = write_earlier_revision(view.store, draft, path, state, note)
-    return MemberState(path, bytes.fromhex(row.revision), row.sparse)
+    return MemberState(path, bytes.fromhex(row.generation), row.sparse)

@@ -207,8 +207,8 @@ def _list_by_revisions(
     wanted = _states_at(moments)
     # Include the present revisions: dropping a snapshot does not free the chunks that they need.
     for row in group.rows.values():
-        if row.revision:
-            wanted.add(MemberState(row.path, bytes.fromhex(row.revision), row.sparse))
+        if row.generation:
+            wanted.add(MemberState(row.path, bytes.fromhex(row.generation), row.sparse))
 
     def load(state: MemberState) -> tuple[MemberState, Revision | None]:
         """Load the state of a member, and return it behind its description; None if it is lost or damaged."""
@@ -235,7 +235,7 @@ def _is_listed(group: ListedGroup, state: MemberState) -> bool:
     row = group.rows.get(name_of(state.path))
     if row is None:
         return False
-    return (row.path, row.revision) == (state.path, state.generation.hex())
+    return (row.path, row.generation) == (state.path, state.generation.hex())
 
 
 # Differences.

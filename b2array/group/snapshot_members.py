@@ -89,7 +89,7 @@ def _revise_members(changes: Changes, change: GroupChange, view: ListedGroup) ->
     """
     for name, row in view.rows.items():
         path = row.path
-        if row.revision or name in change.removed or is_embedded(path):
+        if row.generation or name in change.removed or is_embedded(path):
             continue
         changes.open(path, "r+")
         draft = open_draft(changes, path)

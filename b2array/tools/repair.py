@@ -250,7 +250,7 @@ def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[BucketM
         return None
     group = ListedGroup(place.group, storage_options or {})
     row = group.rows.get(place.name)
-    if row is None or not row.revision:
+    if row is None or not row.generation:
         return None
     # The group may list a member of this name at another location.
     listed_url = group.store_of(row.path).url

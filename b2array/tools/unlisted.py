@@ -65,7 +65,7 @@ def unpublished(group: ListedGroup) -> list[Row]:
     missing = []
     for row in group.rows.values():
         published = f"{row.path}/{FRAME_NAME}" if row.sparse else row.path
-        if row.revision and published not in files:
+        if row.generation and published not in files:
             missing.append(row)
     return missing
 
@@ -127,7 +127,7 @@ def _live(group: ListedGroup) -> dict[str, set[str]]:
     live: dict[str, set[str]] = {"": set()}
     for row in group.rows.values():
         path = row.path if row.sparse else ""
-        live.setdefault(path, set()).add(row.revision)
+        live.setdefault(path, set()).add(row.generation)
     for entry in group_ledger(group.url, group.manifest).entries:
         for state in moment_of(group, entry, group.manifest).states.values():
             path = state.path if state.sparse else ""
@@ -157,7 +157,7 @@ def _in_prefix(
     revisions = {_revision_in(name) for name in indexes}
     states = _states(group, path, revisions - old, wanted)
     listed = group.rows.get(name_of(path))
-    if listed is not None and listed.path == path and not listed.revision:
+    if listed is not None and listed.path == path and not listed.generation:
         # The group lists the member, but no commit to the member has followed yet.
         states.append(load_published(store))
     needed, objects = _find_needed(states)

@@ -315,7 +315,7 @@ def _files_in_log(
     storage_options: Storage,
     names: Iterable[str],
 ) -> set[str]:
-    """Return the files that the log of a group needs because its writer was killed after the commit."""
+    """Return the files that the pending steps of a group need because its writer was killed after the commit."""
     if not store.can.local:
         return set()
     urls = {url}
@@ -326,7 +326,7 @@ def _files_in_log(
     for place in filter(None, places):
         group = LocalGroup(place.group, storage_options or {})
         manifest = group.load_manifest()
-        for path, entry in manifest.log.items():
+        for path, entry in manifest.pending.items():
             if path.rpartition(".")[0] != place.name:
                 continue
             # A deleted member needs no files.
@@ -389,7 +389,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     """
     manifest = group.manifest
     members = {*group.members().values()}
-    staged = {entry.aside(path) for path, entry in manifest.log.items() if entry.token}
+    staged = {entry.aside(path) for path, entry in manifest.pending.items() if entry.token}
     left, arrays = _waiting(group, members | staged, members)
     unneeded_files = {path: _whole(group, path) for path in (*left, *find_unneeded(group, manifest))}
     with_journal = {left[path] for path in left if path.endswith(JOURNAL)}

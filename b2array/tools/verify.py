@@ -416,7 +416,7 @@ def _of_revisions(
     """Check revisions that snapshots of a group in an object store refer to; `revisions` has one snapshot for each."""
     for state, name in revisions.items():
         row = home.rows.get(name_of(state.path))
-        is_current = row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
+        is_current = row is not None and (row.path, row.generation) == (state.path, state.generation.hex())
         # The member's own result covers these states.
         if is_current or is_embedded(state.path):
             continue

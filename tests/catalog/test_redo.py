@@ -174,7 +174,7 @@ def test_an_entry_does_what_the_table_says(
     assert action is expected
 
     before = group.files()
-    manifest = Manifest(log={"m.b2nd": group.entry})
+    manifest = Manifest(pending={"m.b2nd": group.entry})
     read = partial(read_member, group.store_of, manifest, "m.b2nd")
     if action in (Action.WRITE, Action.PUT):
         assert read().generation == group.entry.after  # readers see it already

@@ -671,7 +671,7 @@ def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_
     settle, doomed = on_disk.publish_pending, threading.local()
 
     def settle_or_die(group: Any, manifest: Any, **options: Any) -> Any:
-        if len(manifest.log) == vars(doomed).get("members"):
+        if len(manifest.pending) == vars(doomed).get("members"):
             raise Killed
         return settle(group, manifest, **options)
 
@@ -826,7 +826,7 @@ def test_who_makes_an_array_by_its_own_url_takes_no_place_from_a_commit_that_com
     settle, doomed = on_disk.publish_pending, threading.local()
 
     def settle_or_die(group: Any, manifest: Any, **options: Any) -> Any:
-        if manifest.log and vars(doomed):
+        if manifest.pending and vars(doomed):
             raise Killed
         return settle(group, manifest, **options)
 

@@ -922,7 +922,7 @@ def test_a_backup_that_somebody_restores_stays_although_a_killed_writer_has_left
 
         def settled(group: Any, manifest: Any, **options: Any) -> Any:
             left = settle(group, manifest, **options)
-            if manifest.log:
+            if manifest.pending:
                 os._exit(0)
             return left
 
@@ -952,7 +952,7 @@ def test_a_log_that_was_carried_out_goes(tmp_path: Path, count: int) -> None:
         changes["x"][0] = 2
         changes["x1"][0] = 2
     found = Manifest.unpack((tmp_path / "g/.b2group").read_bytes())
-    assert (found.number, found.log) == (1, {})
+    assert (found.number, found.pending) == (1, {})
 
 
 @LAYOUTS
@@ -1114,8 +1114,8 @@ def test_a_commit_describes_the_states_that_its_log_brings(pair: str) -> None:
     killed_after_the_commit(pair, fill(7))
     manifest = Manifest.unpack(Path(pair, ".b2group").read_bytes())
     described = summary.unpack_all(manifest.summaries)
-    assert {path: described[path][1].hex() for path in manifest.log} == {
-        path: entry.after for path, entry in manifest.log.items()
+    assert {path: described[path][1].hex() for path in manifest.pending} == {
+        path: entry.after for path, entry in manifest.pending.items()
     }
     with open_group(pair, "r+").transaction() as changes:
         changes["x"][0] = 7
