@@ -115,3 +115,17 @@ def prefix_error(where: str, error: B2ArrayError) -> B2ArrayError:
     if not text.startswith(where):
         text = f"{where}: {text}"
     return type(error)(text)
+
+
+def make_ended_error(url: str | None = None) -> ConflictError:
+    """Return the error for work in a transaction that is over; `url` names its array or group."""
+    return _conflict(url, "the transaction has ended; begin another one")
+
+
+def make_forked_error(url: str | None = None) -> ConflictError:
+    """Return the error for work in a transaction that the parent of this process began."""
+    return _conflict(url, "the transaction belongs to the process from which this one was forked")
+
+
+def _conflict(url: str | None, text: str) -> ConflictError:
+    return ConflictError(f"{url}: {text}" if url else text)

@@ -186,6 +186,16 @@ def test_no_module_is_a_drawer_for_leftovers() -> None:
     assert drawers.isdisjoint(part for module in PATHS for part in module.split("."))
 
 
+def test_every_class_has_a_name_that_no_other_class_has() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in PATHS.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert len(homes) > 100
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
 def test_the_guide_for_contributors_has_a_row_for_every_package() -> None:
     guide = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [re.match(r"\| `(\w+)/`", line) for line in guide.splitlines()]

@@ -27,7 +27,7 @@ from b2array.commit.fork_point import ForkPoint
 from b2array.commit.forks import abandon_write, commit_changes, make_fork_point, merge_changes, write_part
 from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
-from b2array.errors import ConflictError, ReadOnlyError, warn
+from b2array.errors import ReadOnlyError, make_ended_error, warn
 from b2array.grid import assignment
 from b2array.grid.chunking import is_automatic
 from b2array.grid.layout import Layout
@@ -259,7 +259,7 @@ def _draft(a: Indexed) -> Draft:
     """Return the draft of the transaction of an array."""
     draft = a._handle.draft
     if draft is None:
-        raise ConflictError(f"{a.url}: expected a transaction under way, found that it has ended")
+        raise make_ended_error(a.url)
     return draft
 
 

@@ -28,7 +28,7 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.chunk_header import Special
 from b2array.commit.changes import DIGEST_NBYTES, LOWEST_CODE, SEGMENT
 from b2array.config import HEADER_LEN
-from b2array.errors import B2ArrayError, ConflictError
+from b2array.errors import B2ArrayError, make_ended_error, make_forked_error
 from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record, record_crc
@@ -186,9 +186,9 @@ class Staging:
     def require_open(self) -> None:
         """Raise ConflictError if the transaction has ended, or belongs to another process."""
         if self._closed:
-            raise ConflictError("expected a transaction under way, found that it has ended")
+            raise make_ended_error()
         if not self.is_ours:
-            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
+            raise make_forked_error()
 
     # Staging chunks.
 

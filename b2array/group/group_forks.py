@@ -27,7 +27,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.forks import Fork, check_related, make_fork_point, prepare_merge, take_over
 from b2array.commit.handle import Handle, Mode
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, make_ended_error
 from b2array.frame.fetch import read_chunks
 from b2array.frame.revision import Revision
 from b2array.frame.source import Source
@@ -177,7 +177,7 @@ def open_draft(changes: Changes, path: str) -> Draft:
     """
     draft = changes.open_unnoted(path, "r+").draft
     if draft is None:
-        raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
+        raise make_ended_error(changes.url)
     return draft
 
 

@@ -25,7 +25,7 @@ from b2array.commit.group_commit import Committed, GroupChange, MemberChange, co
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.in_bucket import map_concurrently
 from b2array.commit.snapshot_changes import SnapshotChanges
-from b2array.errors import ConflictError
+from b2array.errors import make_ended_error, make_forked_error
 from b2array.frame.revision import Revision
 from b2array.group import embedded
 from b2array.group.group_forks import NOTHING, Changes, open_draft
@@ -113,9 +113,9 @@ class Transaction(Changes):
         if threads.is_ending():
             raise threads.make_ending_error()
         if self._ended:
-            raise ConflictError("expected a transaction under way, found that it has ended")
+            raise make_ended_error(self.url)
         if self._owner != os.getpid():
-            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
+            raise make_forked_error(self.url)
 
     # Changes.
 

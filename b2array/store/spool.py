@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Protocol, Self, cast
 
 from b2array.buffers import Buffer
-from b2array.errors import ConflictError
+from b2array.errors import ConflictError, make_ended_error, make_forked_error
 from b2array.store.base import Mutex
 from b2array.store.disk import make_directories
 
@@ -271,10 +271,10 @@ class Spool:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ConflictError("expected a transaction under way, found that it has ended")
+            raise make_ended_error()
         # A forked process would share the position in the file with its parent.
         if self._owner != os.getpid():
-            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
+            raise make_forked_error()
 
     def close(self) -> None:
         """Drop all pieces, and remove the file if it still has its temporary name.

@@ -29,7 +29,7 @@ from b2array.commit.forks import (
     note_forks,
     remove_journal,
 )
-from b2array.errors import ConflictError, warn
+from b2array.errors import ConflictError, make_ended_error, warn
 from b2array.format.state import State
 from b2array.group import group, whole
 from b2array.group.group import Group
@@ -446,7 +446,7 @@ def _draft_of(changes: Group, name: str) -> Draft:
     """Return the draft of a member in a transaction."""
     draft = changes[name]._handle.draft
     if draft is None:
-        raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
+        raise make_ended_error(changes.url)
     return draft
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def changes(url: str) -> Transaction:
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
-def test_an_ended_transaction_refuses_changes(changes: Transaction, end: str) -> None:
+def test_an_ended_transaction_refuses_changes(url: str, changes: Transaction, end: str) -> None:
     path = changes.members()["x"]
     getattr(changes, end)()
     for refused in (
@@ -42,7 +43,7 @@ def test_an_ended_transaction_refuses_changes(changes: Transaction, end: str) ->
         lambda: changes.snapshots,
         changes.commit,
     ):
-        with pytest.raises(ConflictError, match="expected a transaction under way, found that it has ended"):
+        with pytest.raises(ConflictError, match=f"{re.escape(url)}: the transaction has ended; begin another one$"):
             refused()
 
 
