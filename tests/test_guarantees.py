@@ -1,4 +1,4 @@
-"""Each line of the table of guarantees in the documentation, tried out."""
+"""Each line of the table of guarantees in the documentation, tried out; the pages below it name tests that exist."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from b2array.store.memory import MemoryStore
 from b2array.store.remote import FsspecStore
 from b2array.store.shared_memory import SharedMemoryStore
 
-TEXT = (Path(__file__).parents[1] / "docs" / "guarantees.rst").read_text(encoding="utf-8")
-COLUMNS = ("place", "written", "atomic", "concurrent", "relies", "tested")
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
+FRONT = (DOCS / "guarantees.rst").read_text(encoding="utf-8")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((DOCS / "guarantees").glob("*.rst"))}
+COLUMNS = ("place", "written", "atomic", "concurrent", "relies", "page")
 CLOUDS = {"``s3://``": "s3", "``gs://``": "gcs", "``az://``": "azure"}
 OPTIONS = {"chunks": (1, 50), "blocks": (1, 25)}
 
@@ -36,20 +39,33 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change
 
 
 def rows() -> dict[str, dict[str, str]]:
-    table = TEXT.partition("What holds where")[2].partition("* - Place")[2]
-    table = table.partition("\n\n")[0]
-    cells = [re.findall(r"- (.*)", row) for row in table.split("\n   * ")[1:]]
-    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in cells}
+    """Read the table; a row about several clouds counts as one for each of them."""
+    table = FRONT.partition("* - Where the array is")[2].partition("\n\n")[0]
+    found = {}
+    for row in table.split("\n   * ")[1:]:
+        cells = dict(zip(COLUMNS, re.findall(r"- (.*)", row), strict=True))
+        protocols, colon, layout = cells["place"].partition(": ")
+        places = [f"{protocol}: {layout}" for protocol in protocols.split(", ")] if colon else [cells["place"]]
+        found |= dict.fromkeys(places, cells)
+    return found
+
+
+TEXT = "".join([FRONT, *PAGES.values()])
 
 
 def named_tests() -> list[tuple[str, str]]:
-    """Find the tests that the page names: their files and their names."""
-    return re.findall(r"``([a-z_/]+\.py)::(test_\w+)``", TEXT)
+    """Find the tests that the pages name: their files and their names."""
+    return re.findall(r"``([a-z0-9_/]+\.py)::(test_\w+)(?:\[\w+\])?``", TEXT)
+
+
+def test_the_pages_name_no_test_without_its_file():
+    assert len(named_tests()) > 200
+    assert {name for _, name in named_tests()} == set(re.findall(r"\btest_\w+\b(?!\.py)", TEXT))
 
 
 @pytest.mark.parametrize(("file", "name"), named_tests())
-def test_the_page_names_tests_that_exist(file, name):
-    assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
+def test_the_pages_name_tests_that_exist(file, name):
+    assert f"\ndef {name}(" in (TESTS / file).read_text(encoding="utf-8")
 
 
 TABLE = rows()
@@ -74,17 +90,17 @@ def uncached():
 
 def make(place: str, request, tmp_path) -> tuple[b2array.NDArray, dict]:
     """Make an array of zeros at a place; returns a handle for writing and how to open another one."""
-    protocol, _, way = place.partition(", ")
+    protocol, _, way = place.partition(": ")
     if protocol in CLOUDS:
         cloud = request.getfixturevalue("cloud_of")(CLOUDS[protocol])
         bucket = cloud.make_bucket(next(request.getfixturevalue("_bucket_names")))
-        layout = {"directory": "auto", "one file": "contiguous"}[way]
+        layout = {"a directory": "auto", "one file": "contiguous"}[way]
         place_ = {"url": f"{bucket}/a.b2nd", "storage_options": cloud.options}
         return b2array.zeros((4, 50), layout=layout, **place_, **OPTIONS), place_
     url, layout = {
-        "local file": (str(tmp_path / "a.b2nd"), "contiguous"),
-        "local directory": (str(tmp_path / "a.b2nd"), "sparse"),
-        "no URL": (None, "auto"),
+        "a local file": (str(tmp_path / "a.b2nd"), "contiguous"),
+        "a local directory": (str(tmp_path / "a.b2nd"), "sparse"),
+        "in memory, without a URL": (None, "auto"),
         "``memory://``": (f"memory://{tmp_path.name}/a.b2nd", "auto"),
         "other protocols of fsspec": (f"other://{tmp_path.name}/a.b2nd", "auto"),
     }[place]
@@ -98,10 +114,13 @@ def handle(a: b2array.NDArray, place: dict, mode: str = "r") -> b2array.NDArray:
     return b2array.NDArray(Handle(owners.load(a._handle.store), mode))
 
 
-def test_the_table_has_a_line_for_every_kind_of_store():
+def test_the_table_has_a_line_for_every_kind_of_store_and_names_its_page():
     assert len(TABLE) == 14
     assert {row["relies"] for row in TABLE.values()} == {"lock", "compare-and-swap", "read only", "single writer"}
     assert set(READ_ONLY) == {place for place, row in TABLE.items() if row["relies"] == "read only"}
+    pages = {row["page"].removeprefix(":doc:`guarantees/").removesuffix("`") for row in TABLE.values()}
+    assert pages == {"local-disks", "object-stores", "http", "archives", "memory"}
+    assert pages <= PAGES.keys()
 
 
 @pytest.mark.parametrize("place", WRITTEN)
