@@ -28,7 +28,7 @@ extensions = [
     "myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx_copybutton",
 ]  # fmt: skip
 exclude_patterns = ["_build"]
-source_suffix = {".rst": "restructuredtext", ".ipynb": "myst-nb"}
+source_suffix = {".rst": "restructuredtext", ".ipynb": "myst-nb", ".md": "myst-nb"}
 nb_execution_mode = "off"
 default_role = "py:obj"
 python_maximum_signature_line_length = 72

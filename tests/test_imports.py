@@ -196,10 +196,23 @@ def test_every_class_has_a_name_that_no_other_class_has() -> None:
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
-def test_the_guide_for_contributors_has_a_row_for_every_package() -> None:
-    guide = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = [re.match(r"\| `(\w+)/`", line) for line in guide.splitlines()]
-    assert sorted(row[1] for row in rows if row) == PACKAGES
+ARCHITECTURE = (PACKAGE.parent / "docs" / "architecture.rst").read_text(encoding="utf-8")
+
+
+def test_the_page_about_the_architecture_says_what_each_package_may_import() -> None:
+    rows = re.findall(r"^   \* - (.*)\n     - (.*)\n     -(.*)$", ARCHITECTURE, re.MULTILINE)
+    table = {name.strip("`/"): (topic, imported.strip()) for name, topic, imported in rows}
+    assert table.pop("Package")[1] == "May import (besides the ground)"
+    assert table.pop("tools")[1] == "everything"
+    assert re.findall(r"``(\w+)``", table.pop("ground")[0]) == [*GROUND]
+    assert {name: set(filter(None, imported.split(", "))) for name, (_, imported) in table.items()} == ALLOWED
+
+
+def test_the_routes_name_modules_that_exist() -> None:
+    routes = ARCHITECTURE.partition(".. code-block:: text\n")[2]
+    named = re.findall(rf"\b(?:{'|'.join(PACKAGES)})\.\w+\b(?!\()", routes)  # but not what users call
+    assert len(named) > 80
+    assert [name for name in named if name not in PATHS] == []
 
 
 def test_the_reader_of_imports_sees_every_form() -> None:
