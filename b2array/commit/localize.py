@@ -42,13 +42,13 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
     rows = [row for row in manifest.rows.values() if row.generation and not is_embedded(row.path)]
     # If this process is killed before it writes the manifest, the rows remain, and the next writer starts again.
     for row in rows:
-        _publish(group, row)
+        _copy_to_usual_name(group, row)
     write_manifest(group, replace(manifest, rows=None, gone={}), version)
     listed = {row.path for row in rows}
     group.delete([path for path in group.walk() if _is_revision(path, listed)])
 
 
-def _publish(group: Store, row: Row) -> None:
+def _copy_to_usual_name(group: Store, row: Row) -> None:
     """Copy the listed index of a member to its usual name, unless it is there already, and force it to the disk.
 
     FormatError: the listed index is missing.
@@ -57,8 +57,8 @@ def _publish(group: Store, row: Row) -> None:
     try:
         if load_published(store).generation == row.generation:
             return
-    except MISSING:
-        # The writer was killed before it published the member.
+    except (*MISSING, FormatError):
+        # The writer was killed before it published the member, or the copy there is damaged.
         pass
     path = f"{row.path}/{index_name(row.generation)}" if row.sparse else data_path(row.generation)
     try:

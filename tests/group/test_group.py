@@ -1393,6 +1393,28 @@ def test_a_directory_copied_to_an_object_store_is_read_and_continued(tmp_path: P
     _check_stock(open_group(url))
 
 
+def test_damaged_published_indexes_do_not_keep_a_copy_on_a_disk_from_being_written(tmp_path: Path) -> None:
+    """The manifest names the states that count; the indexes under the usual names are copies of them."""
+    url = f"memory://test-taken-along-{next(_serials)}.b2d"
+    group = open_group(url, "w")
+    with group.transaction() as changes:
+        changes.create("x", data=np.arange(6), chunks=(2,), layout="sparse")
+        changes.create("y", data=np.arange(3), layout="contiguous")
+    for name in ("x", "y"):
+        group[name][0] = 7
+    copy = tmp_path / "copy.b2d"
+    fsspec.filesystem("memory").get(url, str(copy), recursive=True)
+    for name in ("x.b2nd/chunks.b2frame", "y.b2nd"):
+        path = copy / name
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+    open_group(copy, "r+")["x"][1] = 9
+    shown = open_group(copy)
+    assert [shown[name][:].tolist() for name in ("x", "y")] == [[7, 9, 2, 3, 4, 5], [7, 1, 2]]
+    assert b2array.verify(copy, deep=True).ok
+
+
 def test_groups_are_read_over_http_by_their_list(http: RangeServer) -> None:
     url = f"memory://test-served-{next(_serials)}.b2d"
     group = open_group(url, "w")
