@@ -1,4 +1,4 @@
-"""Reads the manifest of a group, and remembers the last one that this process has seen."""
+"""Reads the manifest of a group, and remembers the last manifest that this process has seen."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def read_manifest(
     cached : bool
         Whether the content may come from the cache on disk, if the server says that it is still the same.
     hidden_is_missing : bool
-        Whether there is no manifest if the server does not tell if there is one. Otherwise that is a `HiddenError`:
-        a writer that knows a manifest must not conclude that it is gone.
+        Whether to treat a manifest as missing if the server hides whether it exists. Otherwise this raises
+        `HiddenError`: a writer that knows a manifest must not conclude that it is gone.
     """
     limit = config.limits.metadata_nbytes
     (head,) = group.ends_through([MANIFEST], limit)[0] if cached else group.head([MANIFEST], limit)

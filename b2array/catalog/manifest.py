@@ -252,12 +252,12 @@ class PendingStep:
     kind : {"patch", "index", "frame", "delete"}
         How the member changes.
     before : str
-        The name of the old state; "" for a new member. A "patch" or an "index" replaces one revision, named by its id.
-        A "frame" or a "delete" replaces a frame, named by its identity, even if it was written to since. A frame by
-        other software has no identity and is named by its revision; a damaged frame is named by the version of its
-        file.
+        The name of the old state; "" for a new member. A "patch" or an "index" replaces one state, named by its
+        generation. A "frame" or a "delete" replaces a frame, named by its identity, even if it was written to since. A
+        frame by other software has no identity and is named by its generation; a damaged frame is named by the version
+        of its file.
     after : str
-        The id of the new revision; "" for a deleted member.
+        The generation of the new state; "" for a deleted member.
     payload : bytes or str
         For a "patch", the header. For another kind a token: it names the staged index or frame, or the place to which
         a deleted frame is moved first.
@@ -279,7 +279,7 @@ class PendingStep:
         return self.payload if isinstance(self.payload, str) else ""
 
     def aside(self, path: str) -> str:
-        """Return the path of the staged index or frame for a member, or of the member's frame during deletion."""
+        """Return the path of the staged index or frame, or of the member's frame during deletion; not for a "patch"."""
         return staged_path(path, self.token, sparse=self.kind == "index")
 
     def pack(self) -> list[Any]:

@@ -5,8 +5,8 @@ store has a revision for each commit of the group, and the group's manifest list
 a `BucketMember`. The index under the usual name is a published copy, for readers that do not know the group. A note in
 this copy tells `load` that there is a group.
 
-On a local disk, the files are the members. A member has another owner than itself only while a step of the group's
-commit is pending: see `b2array.catalog.redo`.
+On a local disk, the files are the members. A member is its own owner (`Alone`), except while a step of the group's
+commit is pending: then the group owns it (`LocalMember`; see `b2array.catalog.redo`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """The owner of a frame that commits for itself, as far as its readers know. A group may adopt it later."""
+    """The owner of a frame that belongs to no group, or to one that has not adopted it yet, and may do so later."""
 
     may_move: ClassVar[bool] = False
     lists_revisions: ClassVar[bool] = False
@@ -91,7 +91,7 @@ class BucketMember:
     may_move: ClassVar[bool] = False
     lists_revisions: ClassVar[bool] = True
 
-    def own(self, published: Revision) -> Revision:
+    def as_owner_of(self, published: Revision) -> Revision:
         """Return a published state with this owner, which then knows the version of the published index."""
         return replace(published, owner=replace(self, published=published.version))
 
@@ -100,7 +100,7 @@ class BucketMember:
         manifest, _ = self.known.read()
         if manifest.rows is None:
             # No commit of the group has written its manifest yet.
-            current = self.own(load_published(last.store))
+            current = self.as_owner_of(load_published(last.store))
             return require_same_frame(last, current, even_new=even_new)
         row = manifest.rows.get(self.name)
         if last.at is None and row is not None and row.generation == last.generation:
@@ -212,7 +212,7 @@ def _follow_group(published: Revision, *, bare: bool, cached: bool = False) -> R
     if row is None or row.path != noted.path:
         raise FileNotFoundError(f"{published.url} was deleted")
     if row.generation in ("", published.generation):
-        return member.own(published)
+        return member.as_owner_of(published)
     try:
         return load_revision(member, row, bare=bare, cached=cached)
     except (FileNotFoundError, NotADirectoryError):
@@ -274,7 +274,7 @@ def load_member(
     if row.generation not in ("", published.generation):
         return load_revision(member, row, cached=cached)
     listed = None if row.generation else _follow_mount(published, row)
-    return listed or member.own(published)
+    return listed or member.as_owner_of(published)
 
 
 def _follow_mount(published: Revision, row: Row) -> Revision | None:
@@ -295,7 +295,7 @@ def _published_copy(member: BucketMember, row: Row) -> Revision | None:
         return None
     if published.generation != row.generation:
         return None
-    return member.own(published)
+    return member.as_owner_of(published)
 
 
 def find_damage(published: Revision) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ writer or the next one takes later. A writer can take a step any number of times
 frame in the member's place. So the table alone determines the outcome if a writer is killed at any moment. Readers use
 it as well, and see the new state before it is in its place.
 
-Only the files determine which row of the table counts: a step names states (revisions, identities), and never times
+Only the files determine which row of the table counts: a step names states (generations, identities), and never times
 or inodes.
 """
 

@@ -8,7 +8,7 @@ Inside ``with a.transaction()``, a chunk that is written in part, or is the only
 
 At the end of the attempt, `frame_commit.commit` makes the draft visible. `Draft.freeze` turns the draft into a value, a
 `ChangeSet`, and `changes.rebase_change` puts that on top of the commits of other writers. `plan.plan` decides how the
-frame gets its next state: it packs header, index and trailer, and does no I/O. `frame_commit.publish` carries out the
+frame gets its next state: it packs header, index and trailer, and does no I/O. `frame_commit.carry_out` carries out the
 plan, and `outcomes.write_once` finds out whether its last write has happened, even if the answer of a server was lost.
 If another writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts`
 yields another draft.
@@ -25,8 +25,11 @@ them.
 
 A group commits by `group_commit.commit_group`. It stages the next state of each member where no reader of the group
 looks, and then writes the manifest once: **the call of `Medium.write` in `group_commit` is the commit**. Afterwards it
-publishes the members: it gives each its new state in the usual place. `on_disk` and `in_bucket` say how each kind of
-storage does that; a third kind would be a third `Medium`.
+publishes the members: it gives each its new state in the usual place. A new member of a group in an object store is
+published before the commit, so that no other frame can take its place; readers of the group do not see it yet.
+`on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs a third `Medium`; a home of its
+members beside `LocalGroup` and `ListedGroup`, which `group.listed_group.group_at` chooses; an `Owner`; and what the
+manifest says of a member, beside `Row` and `PendingStep`.
 
 =============  ==============================================  =======================================================
 a group        on a local disk (`on_disk`)                     in an object store (`in_bucket`)
@@ -34,15 +37,18 @@ a group        on a local disk (`on_disk`)                     in an object stor
 stages         new tails in the members' files; new indexes    chunks under new numbers; the index of each member under
                and frames next to their places                 the name of its revision
 commits        replaces the manifest, which lists a pending    replaces the manifest, whose rows name the revisions
-               step for each member
+               step for each member; a change of one member
+               that one call publishes: that call
 publishes      takes the steps, then removes them from the     copies each index to its usual name
                manifest
-excludes       locks: the manifest's, then the members' in     no lock: the write of the manifest requires the version
-other writers  the order of their paths                        that was read
+excludes       locks: the manifest's, then those of members    no lock (in ``memory://``, the manifest's): the write
+other writers  that changed or were read, in the order of      of the manifest requires the version that was read
+               their paths
 killed before  files that no reader sees, for `vacuum`         objects that no row names, for `vacuum`
 the commit
 killed after   pending steps, which the next writer takes      published indexes that are one commit old, which the
-the commit     first                                           next commit of the member or `vacuum` replaces
+the commit     first                                           next commit of the member replaces, or missing ones,
+                                                               which `vacuum` publishes; those of deleted members
 =============  ==============================================  =======================================================
 
 A change of a member by its own URL takes the same route: on a disk, the writer first takes the step that is pending for
@@ -67,7 +73,7 @@ bare_chunks       chunks without checksums: finds them, and writes them again
 plan              `plan`: every decision of a commit (no I/O)
 prepare           prepares a commit for its last step: the plan, objects, copies of chunks
 outcomes          `write_once`: writes a whole object, and finds out whether that has happened
-frame_commit      one frame: `commit`, `publish`, and `stage` for a group
+frame_commit      one frame: `commit`, `carry_out`, and `stage` for a group
 group_commit      a group: `commit_group`, `GroupChange`, `Medium`
 on_disk           `Disk`, the medium of local groups
 in_bucket         `Bucket`, the medium of groups in object stores

@@ -1,4 +1,4 @@
-"""`Draft`: collects the changes of a writer on top of a snapshot: new chunks, a new index, new metadata.
+"""`Draft`: collects the changes of a writer on top of a committed state: new chunks, a new index, new metadata.
 
 No reader sees them before the commit; see `b2array.commit.frame_commit`. `Draft.freeze` makes them a value,
 a `ChangeSet`.
@@ -160,7 +160,7 @@ class Delta:
 
 
 class Draft(Source):
-    """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
+    """Changes on top of a committed state `base`, or of nothing for a `new` frame.
 
     Threads may put chunks at the same time; other methods allow only one thread at a time. With `overwrite`, a new
     draft looks for the old frame in the store. ReadOnlyError: the frame is inside a larger file. UnsupportedError: a

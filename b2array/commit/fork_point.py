@@ -31,7 +31,7 @@ UNDER_WAY: WeakValueDictionary[bytes, CreatedFiles] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForkPoint:
-    """The state of a transaction from which forks start; it can be pickled.
+    """The changes of a transaction from which forks start; it can be pickled.
 
     Parameters
     ----------
@@ -87,8 +87,8 @@ class ForkPoint:
         """Whether each chunk of a fork gets a separate file."""
         return self.state.frame.frame_type == FrameType.SPARSE and not self.store.in_process
 
-    def codes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the codes that chunks had in the transaction."""
+    def codes_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the codes (see `Draft`) that chunks had in the transaction, given their numbers without repetition."""
         change = self.change
         # After a change of the order, a position in the base stands for another chunk.
         if change.order is not None:

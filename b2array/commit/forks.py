@@ -375,7 +375,7 @@ def change_of(draft: Draft) -> ChangeSet:
         number=point.number,
         epoch=point.epoch,
         forks=frozenset({point.fork} | merged),
-        seen=point.codes(numbers),
+        seen=point.codes_of(numbers),
         digests=digests,
         attrs={name: point.attr(name) for name in change.attrs},
     )

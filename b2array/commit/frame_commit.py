@@ -1,7 +1,7 @@
 """`commit`: makes the changes of a draft visible, all at once, on top of the commits of other writers.
 
 A commit puts the changes on top of the newest state, asks `plan` for the next state, and carries out the plan; if
-another writer was faster, it starts again. `publish` carries out a whole plan. `stage` stops before the last write,
+another writer was faster, it starts again. `carry_out` carries out a whole plan. `stage` stops before the last write,
 which a group makes for several members together. `outcomes.write_once` finds out whether a write has happened.
 """
 
@@ -94,7 +94,7 @@ def _make(draft: Draft) -> Revision:
             if _may_be_adopted(draft):
                 return _overwrite(draft)
             intended = make_plan(draft, None)
-            committed = publish(intended, draft, None)
+            committed = carry_out(intended, draft, None)
             if not aside:
                 _remove_old(draft, committed)
                 return committed
@@ -141,7 +141,7 @@ def _overwrite(draft: Draft) -> Revision:
         draft.new = replace(new, overwrite=version is not None, replaces=version)
         intended = make_plan(draft, None)
         try:
-            committed = publish(intended, draft, None)
+            committed = carry_out(intended, draft, None)
         except (ConflictError, FileExistsError):  # another writer was faster
             draft.destination = draft.destination._replace(old=find_frame(place))
             continue
@@ -189,7 +189,7 @@ def _remove_old(draft: Draft, committed: Revision) -> None:
 
 
 def _change(draft: Draft) -> Revision:
-    """Rebase a draft on the newest state, and publish the result; retry if another writer was faster.
+    """Rebase a draft on the newest state, and carry out the plan of the result; retry if another writer was faster.
 
     Each attempt takes the lock of the frame. If a group has adopted the frame, this commits through the group.
     """
@@ -291,7 +291,7 @@ def _carry_out(kept: _Kept, draft: Draft, current: Revision) -> Revision:
     """Publish a plan, or compact the frame if the plan says so; return the new state."""
     if kept.plan.step == CommitStep.COMPACT:
         return _compact(kept, draft, current)
-    return publish(kept.plan, draft, current)
+    return carry_out(kept.plan, draft, current)
 
 
 class Prepared(NamedTuple):
@@ -375,7 +375,7 @@ def _rebase_on_newest(draft: Draft) -> Revision:
 # Carrying them out.
 
 
-def publish(intended: Plan, draft: Draft, current: Revision | None) -> Revision:
+def carry_out(intended: Plan, draft: Draft, current: Revision | None) -> Revision:
     """Write the objects, the chunks and the state of a plan to the store, and return the new state.
 
     Chunk files are forced to the disk first. Raises the errors of `write_once`: ConflictError, another writer was
@@ -478,10 +478,10 @@ def _compact(kept: _Kept, draft: Draft, current: Revision) -> Revision:
         if kept.plan.otherwise is None:
             raise
         # A chunk that cannot be read must not prevent changes of the other chunks.
-        return publish(kept.plan.otherwise, draft, current)
+        return carry_out(kept.plan.otherwise, draft, current)
     try:
         intended = make_plan(copy, None)
-        return publish(intended, copy, None)
+        return carry_out(intended, copy, None)
     finally:
         draft.staging.files.is_needed |= copy.staging.files.is_needed
         copy.abort()

@@ -41,7 +41,7 @@ def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
 
     The lock is a context manager whose end is C code, which Ctrl-C does not interrupt.
     """
-    return _once_nothing_waits(store, lambda: store.lock(name))
+    return _lock_without_pending(store, lambda: store.lock(name))
 
 
 def makers_lock(store: Store) -> AbstractContextManager[object]:
@@ -65,22 +65,22 @@ def makers_lock(store: Store) -> AbstractContextManager[object]:
         except PermissionError:  # the user may own only a directory in the group
             return nullcontext()
 
-    return _once_nothing_waits(store, take)
+    return _lock_without_pending(store, take)
 
 
-def _once_nothing_waits(
+def _lock_without_pending(
     store: Store,
     take: Callable[[], AbstractContextManager[object]],
 ) -> AbstractContextManager[object]:
     """Take a lock once no step of a group is pending for the frame.
 
-    If one is pending, this releases the lock, takes the step, and takes the lock again.
+    If one is pending, this releases the lock, carries out the step, and takes the lock again.
     """
     while True:
         lock: AbstractContextManager[object] | None = None
         try:
             lock = take()
-            waiting = _waiting(store)
+            waiting = _find_pending(store)
             if waiting is None:
                 return lock
         except BaseException:
@@ -124,7 +124,7 @@ def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str
     return next(groups_above(place, marks), None)
 
 
-def _waiting(store: Store) -> tuple[Store, str, PendingStep] | None:
+def _find_pending(store: Store) -> tuple[Store, str, PendingStep] | None:
     """Look for the group around a local frame, and return the group, the frame's path there, and its pending step.
 
     None if no step is pending, or the manifest cannot be read.

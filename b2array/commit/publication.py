@@ -2,11 +2,12 @@
 
 Readers of the group do not need it, because the manifest tells them the states that count. Readers that do not know the
 group, and python-blosc2, find a member in its usual place. The writer of a commit publishes it. If that writer was
-killed, the next writer of a local group does so; in an object store, the next commit of the member, or `vacuum`.
+killed, the next writer of a local group does so; in an object store, the next commit of the member, or `vacuum` if it
+is not there at all.
 
 On a local disk, the manifest lists the pending steps, and `b2array.catalog.redo.TABLE` determines what each still
 requires. In an object store, nothing is stored about publication: `published_action` decides by the row of a member and
-the frame in its place. Both may be done by several writers at the same time, and again after any of them was killed.
+the frame in its place. Several writers may publish the same state at the same time, and again after one was killed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from fsspec import AbstractFileSystem
 
-__all__ = ["AnyMode", "Group", "check_mode", "free_name", "open_group", "put_member"]
+__all__ = ["AnyMode", "Group", "check_mode", "open_group", "put_member", "require_free_name"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 MODES: Final = get_args(AnyMode)
@@ -655,7 +655,7 @@ class Group(MutableMapping[str, Any]):
             The name is not valid, or a part of it names an array.
         """
         home = self._writable()
-        name = free_name(self, name, overwrite=overwrite)
+        name = require_free_name(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
             what = "neither" if data is None else f"both shape={shape} and data of the shape {np.shape(data)}"
             raise TypeError(f"create() takes either a shape or data, found {what}")
@@ -730,7 +730,7 @@ class Group(MutableMapping[str, Any]):
         inner = self._inner(check_name(name))
         is_new = not self._members().is_group(inner.name)
         if is_new:
-            free_name(self, name)
+            require_free_name(self, name)
         if attrs:
             inner.attrs.update(attrs)
         elif is_new:
@@ -890,7 +890,7 @@ class Group(MutableMapping[str, Any]):
         chosen = self._below(start)
         if not chosen:
             raise KeyError(source)
-        target = free_name(into, name or start) if name or start else ""
+        target = require_free_name(into, name or start) if name or start else ""
         sources: dict[str, Handle] = {}
         for other, path in chosen.items():
             rest = other[len(start) :].removeprefix("/")
@@ -1301,7 +1301,7 @@ def _home_of(worker: object) -> object:
     return worker._home if isinstance(worker, Group) else worker
 
 
-def free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
+def require_free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
     """Return the checked name of a new member of a group; raise FileExistsError if it is not free.
 
     With `overwrite`, an existing member may have the name. None means that the user's function has no such argument, so

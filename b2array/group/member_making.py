@@ -16,7 +16,7 @@ from b2array.commit.handle import Handle
 from b2array.group import whole
 from b2array.group.archive import Archive, make_archive_error
 from b2array.group.blosc2_tables import DESCRIPTION
-from b2array.group.group import Group, free_name, put_member
+from b2array.group.group import Group, put_member, require_free_name
 from b2array.group.local_group import LocalGroup
 from b2array.store.locks import holds_locks
 
@@ -41,7 +41,7 @@ def make_member(
     if isinstance(home, LocalGroup):
         _show_near(home, check_name(place.name))
     group = Group(home, "", "r+")
-    name = free_name(group, place.name, overwrite=options.overwrite)
+    name = require_free_name(group, place.name, overwrite=options.overwrite)
     if isinstance(home, LocalGroup) and not _can_lock(home):
         # Without the group's lock, make a frame like a program that does not know the group: the directory lists it.
         if name in home.members() and home.manifest.kept:
