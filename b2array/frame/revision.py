@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -318,7 +318,13 @@ class Revision(Source):
         if self.contents:
             return [self._view(span, clip=clip) for span in spans]
         if self._uses_disk:
-            return self.store.read_through(spans, self.contents_of(spans), expected=self._expected, clip=clip)
+            return self.store.read_through(
+                spans,
+                self.contents_of(spans),
+                expected=self._expected,
+                clip=clip,
+                split=None if self.sparse else self._split,
+            )
         return self.read_afresh(spans, clip=clip)
 
     def read_afresh(
@@ -383,6 +389,23 @@ class Revision(Source):
             name = self._names[n] = blake2b(repr(parts).encode(), digest_size=16).digest()
         return ContentName(name, base)
 
+    def _split(self, span: Span) -> Iterator[tuple[Span, ContentName | None]]:
+        """Yield the parts of a range of a contiguous frame that belong to chunks, each with its name."""
+        first = self.start + self.frame.header_len
+        entries, numbers = self._numbers_by_entry()
+        low, high = np.searchsorted(entries, [span.start - first, span.stop - first])
+        # The range may begin inside a chunk.
+        low = max(0, low - 1)
+        for entry, n in zip(entries[low:high].tolist(), numbers[low:high].tolist(), strict=True):
+            _, start, stop = self.location_of(entry)
+            nbytes = self._nbytes_with_record(n)
+            if nbytes:
+                stop = min(stop, start + nbytes)
+            part = Span(span.name, max(start, span.start), min(stop, span.stop))
+            if part.start < part.stop:
+                (content,) = self.contents_of([part])
+                yield part, content
+
     def _nbytes_with_record(self, n: int) -> int:
         """Return the size of a chunk with the record of its checksums; 0 if it is not noted."""
         cbytes = int(self.state.sizes[n, 0])
@@ -401,14 +424,7 @@ class Revision(Source):
 
     def _number_of(self, entry: int | None) -> int | None:
         """Return the number of the chunk with the largest entry up to this one; in a sparse frame, with this entry."""
-        by_entry = self._by_entry
-        if by_entry is None:
-            offsets = self.frame.offsets
-            numbers = np.flatnonzero(offsets >= 0)
-            numbers = numbers[np.argsort(offsets[numbers], kind="stable")]
-            by_entry = offsets[numbers], numbers
-            object.__setattr__(self, "_by_entry", by_entry)
-        entries, numbers = by_entry
+        entries, numbers = self._numbers_by_entry()
         if entry is None:
             return None
         after = int(np.searchsorted(entries, entry, side="right"))
@@ -417,6 +433,17 @@ class Revision(Source):
         # Several numbers may stand for one chunk: take the first.
         first = int(np.searchsorted(entries, entries[after - 1], side="left"))
         return int(numbers[first])
+
+    def _numbers_by_entry(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the entries of stored chunks in increasing order, and the numbers of these chunks."""
+        by_entry = self._by_entry
+        if by_entry is None:
+            offsets = self.frame.offsets
+            numbers = np.flatnonzero(offsets >= 0)
+            numbers = numbers[np.argsort(offsets[numbers], kind="stable")]
+            by_entry = offsets[numbers], numbers
+            object.__setattr__(self, "_by_entry", by_entry)
+        return by_entry
 
     def forget(self, numbers: Sequence[int]) -> bool:
         """Remove chunks from the cache on disk; return whether any of them was there."""

@@ -299,8 +299,13 @@ class Store(ABC):
         *,
         expected: Version | None = None,
         clip: bool = False,
+        split: Callable[[Span], Iterable[tuple[Span, ContentName | None]]] | None = None,  # noqa: ARG002
     ) -> list[memoryview]:
-        """Read spans like `read`; the cache on disk may have the bytes of a span that belongs to a content."""
+        """Read spans like `read`; the cache on disk may have the bytes of a span that belongs to a content.
+
+        A request that reads over a gap brings bytes of other contents as well, which the cache keeps if `split` names
+        them: it cuts a range of an object where one content ends and the next one begins.
+        """
         return self.read(spans, expected=expected, clip=clip)
 
     def ends_through(

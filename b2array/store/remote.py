@@ -442,12 +442,13 @@ class FsspecStore(Store):
         *,
         expected: Version | None = None,
         clip: bool = False,
+        split: through.Split | None = None,
     ) -> list[memoryview]:
         fetch = partial(self.read, expected=expected, clip=clip)
         cache = self._disk_cache()
         if cache is None or not any(contents):
             return fetch(spans)
-        return through.read(cache, self._place or "", spans, contents, fetch, clip=clip)
+        return through.read(cache, self._place or "", spans, contents, fetch, clip=clip, split=split)
 
     def not_on_disk(self, spans: Sequence[Span], contents: Sequence[ContentName | None]) -> tuple[list[Span], int]:
         cache = self._disk_cache()

@@ -9,9 +9,10 @@ can do that, and not every one makes conditional requests.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from b2array import config
@@ -24,6 +25,8 @@ __all__ = ["CachedCopy", "forget", "lacking", "read", "read_present"]
 
 _GAP = 128 * 2**10
 """A request costs more than so many bytes, if they are read only once."""
+_WIDEST_GAP = 512 * 2**10
+"""Two requests at once never cost more than so many bytes that nobody wants yet."""
 _MOST_MERGED = 16 * 2**20
 """Spans of more bytes together are requested apart, as `read` of the stores does."""
 _COPY = struct.Struct("<qH")
@@ -32,6 +35,8 @@ _COPY = struct.Struct("<qH")
 Range = tuple[int, int]
 """The first byte of a range, and the first byte after it."""
 Names = Sequence[ContentName | None]
+Split = Callable[[Span], Iterable[tuple[Span, ContentName | None]]]
+"""Cuts a range of an object where one content ends and the next one begins, and names the contents."""
 
 
 class CachedCopy(NamedTuple):
@@ -108,24 +113,30 @@ def read(
     fetch: Callable[[list[Span]], list[memoryview]],
     *,
     clip: bool,
+    split: Split | None = None,
 ) -> list[memoryview]:
     """Read spans of objects, from the cache if it has them; `fetch` reads the others, and the cache keeps them.
 
-    With `clip`, `fetch` may return a shorter view of a span that reaches beyond the end of its object.
+    With `clip`, `fetch` may return a shorter view of a span that reaches beyond the end of its object. `split` names
+    the bytes between spans, which requests may bring as well.
     """
     wanted = _wanted(place, spans, names)
     parts = _find(cache, wanted, clip=clip)
     if all(part.missing is None for part in parts):
         return [_join(part, None) for part in parts]
     gaps = _gaps(wanted, [part.missing for part in parts])
-    requests = _plan_requests(spans, gaps)
+    requests = _plan_requests(wanted, gaps)
     views = fetch([request.span for request in requests])
     answers: dict[int, memoryview] = {}
     for request, view in zip(requests, views, strict=True):
         for n in request.numbers:
             answers[n] = request.part_of(view, gaps[n])
     with _giving_up(cache):
-        _keep(cache, wanted, gaps, requests, views)
+        for request, view in zip(requests, views, strict=True):
+            came = [_Slice(gaps[n], wanted[n].key, wanted[n].base) for n in request.numbers]
+            if split is not None:
+                came += _wanted(place, *_name_between(request.span, came, split))
+            _keep(cache, request, view, came)
     return [_join(part, answers.get(n)) for n, part in enumerate(parts)]
 
 
@@ -172,20 +183,51 @@ def _gaps(wanted: Sequence[_Slice], missing: Sequence[Range | None]) -> dict[int
     return gaps
 
 
-def _plan_requests(spans: Sequence[Span], gaps: Mapping[int, Span]) -> list[_Request]:
-    """Return the ranges to request.
+def _plan_requests(wanted: Sequence[_Slice], gaps: Mapping[int, Span]) -> list[_Request]:
+    """Return the ranges to request for the missing parts of spans.
 
-    Spans that would share a request without the cache share it here as well, even if the cache has bytes between their
-    missing parts. Larger gaps are read over than without the cache: it keeps their bytes for later reads.
+    Larger gaps between parts are read over than without the cache: it keeps their bytes for later reads.
     """
-    requests = []
+    numbers = [*gaps]
+    parts = [*gaps.values()]
     gap = max(config.coalesce_gap, _GAP)
-    for _, members in coalesce(spans, gap, _MOST_MERGED):
-        numbers = [n for n in members if n in gaps]
-        if numbers:
-            whole = _hull([gaps[n] for n in numbers])
-            requests.append(_Request(whole, numbers))
-    return requests
+    merged = coalesce(parts, gap, _MOST_MERGED)
+    requests = []
+    for span, members in merged:
+        request = _Request(span, [numbers[m] for m in members])
+        requests.append(request)
+    return _join_in_contents(wanted, requests)
+
+
+def _join_in_contents(wanted: Sequence[_Slice], requests: list[_Request]) -> list[_Request]:
+    """Join requests for parts of one content, the closest first, as long as at most half of the bytes is not wanted.
+
+    A reader of some blocks of a chunk, and of its checksums at the end, gets them with one request for most of the
+    chunk. The next reader may want other blocks of it.
+    """
+    room = _nbytes([request.span for request in requests])
+    between = []
+    for n, (left, right) in enumerate(pairwise(requests)):
+        last, first = wanted[left.numbers[-1]], wanted[right.numbers[0]]
+        if last.key is not None and last.key == first.key:
+            between.append((right.span.start - left.span.stop, n))
+    joined = set()
+    for nbytes, n in sorted(between):
+        room -= nbytes
+        if room < 0 or nbytes > _WIDEST_GAP:
+            break
+        joined.add(n)
+    if not joined:
+        return requests
+    result = [requests[0]]
+    for n, request in enumerate(requests[1:]):
+        before = result[-1]
+        if n in joined and request.span.stop - before.span.start <= _MOST_MERGED:
+            whole = _hull([before.span, request.span])
+            result[-1] = _Request(whole, before.numbers + request.numbers)
+        else:
+            result.append(request)
+    return result
 
 
 def _hull(spans: Sequence[Span]) -> Span:
@@ -195,29 +237,37 @@ def _hull(spans: Sequence[Span]) -> Span:
     return Span(spans[0].name, start, stop)
 
 
+def _name_between(whole: Span, parts: Sequence[_Slice], split: Split) -> tuple[list[Span], list[ContentName | None]]:
+    """Return the bytes of a range that are in none of its parts, and the names of the contents that they belong to."""
+    spans: list[Span] = []
+    names: list[ContentName | None] = []
+    reached = whole.start
+    for part in sorted(part.span for part in parts):
+        if part.start > reached:
+            between = Span(whole.name, reached, part.start)
+            for span, name in split(between):
+                spans.append(span)
+                names.append(name)
+        reached = max(reached, part.stop)
+    return spans, names
+
+
 def _keep(
     cache: DiskCache,
-    wanted: Sequence[_Slice],
-    gaps: Mapping[int, Span],
-    requests: Sequence[_Request],
-    views: Sequence[memoryview],
+    request: _Request,
+    view: memoryview,
+    came: Sequence[_Slice],
 ) -> None:
-    """Keep the answers of requests, and also the bytes between parts of one content."""
-    extents: dict[bytes, list[tuple[int, memoryview]]] = {}
-    ends: dict[bytes, int] = {}
-    for request, view in zip(requests, views, strict=True):
-        of_request = [wanted[n] for n in request.numbers]
-        for key, members in _by_key(of_request).items():
-            base = of_request[members[0]].base
-            whole = _hull([gaps[request.numbers[m]] for m in members])
-            part = request.part_of(view, whole)
-            start = whole.start - base
-            extents.setdefault(key, []).append((start, part))
-            # Only a content that begins with its object ends with it.
-            if len(part) < whole.stop - whole.start and not base:
-                ends[key] = start + len(part)
-    for key, parts in extents.items():
-        cache.add(key, parts, stop=ends.get(key))
+    """Keep the answer of a request, which has parts of contents."""
+    for key, numbers in _by_key(came).items():
+        base = came[numbers[0]].base
+        whole = _hull([came[n].span for n in numbers])
+        part = request.part_of(view, whole)
+        start = whole.start - base
+        # Only a content that begins with its object ends with it.
+        is_cut = len(part) < whole.stop - whole.start and not base
+        stop = start + len(part) if is_cut else None
+        cache.add(key, [(start, part)], stop=stop)
 
 
 def _join(part: CachedPart, answer: memoryview | None) -> memoryview:
@@ -259,7 +309,7 @@ def lacking(
         for n, part in zip(numbers, cache.missing(key, ranges), strict=True):
             missing[n] = part
     gaps = _gaps(wanted, missing)
-    requests = [request.span for request in _plan_requests(spans, gaps)]
+    requests = [request.span for request in _plan_requests(wanted, gaps)]
     return requests, _nbytes(spans) - _nbytes([*gaps.values()])
 
 
