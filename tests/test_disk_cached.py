@@ -200,6 +200,23 @@ def test_bytes_between_wanted_chunks_are_kept_for_the_next_reader(http, tmp_path
     assert len(http.requests) <= waves - 1
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_items_in_the_cache_take_few_calls_more_than_in_a_local_file(http, tmp_path, layout) -> None:
+    make(tmp_path / "a.b2nd", values(), layout)
+    publish(http, tmp_path / "a.b2nd")
+    counts = []
+    for opened in (b2array.open(tmp_path / "a.b2nd"), b2array.open(http.url_of("a.b2nd"))):
+        opened[7, 100, 3]
+        called = []
+        sys.setprofile(lambda _frame, event, _arg, called=called: called.append(event))
+        try:
+            opened[7, 100, 3]
+        finally:
+            sys.setprofile(None)
+        counts.append(called.count("call"))
+    assert counts[1] < counts[0] + 22
+
+
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_replaced_array_gives_the_new_values(http, tmp_path, layout) -> None:

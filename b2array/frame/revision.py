@@ -7,6 +7,7 @@ defines the kinds of owners, and loads frames with the owners that they have.
 from __future__ import annotations
 
 import operator
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ from b2array.store.base import (
     Store,
     Tail,
     Version,
+    join_views_at,
     moved_away,
     read_whole,
     says_more,
@@ -165,7 +167,7 @@ class Revision(Source):
     _expected: Version | None = field(init=False)
     _is_unchecked: bool = field(init=False)
     _trusts_disk: bool = field(init=False, default=True)
-    _names: dict[int, bytes] = field(init=False, default_factory=dict)
+    _names: dict[int, tuple[ContentName | None, int]] = field(init=False, default_factory=dict)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
     _by_entry: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(init=False, default=None)
     _searches: int = field(init=False, default=0)
@@ -364,30 +366,55 @@ class Revision(Source):
 
         Without versions, a store cannot say whether the index, to which all of this refers, is the present one.
         """
-        is_ours = self.frame.is_ours
-        # Other software changes chunks in their places.
-        if self.version is None or (not is_ours and (self.sparse or not self.store.may_keep(self.version))):
+        if not self._is_named:
             return [None] * len(spans)
         return [self._content_of(span) for span in spans]
 
+    @property
+    def _is_named(self) -> bool:
+        """Whether chunks of this state have names that no other bytes get."""
+        is_ours = self.frame.is_ours
+        # Other software changes chunks in their places.
+        return self.version is not None and (is_ours or (not self.sparse and self.store.may_keep(self.version)))
+
     def _content_of(self, span: Span) -> ContentName | None:
-        described, state = self.frame, self.state
-        entry = chunk_number(span.name) if self.sparse else span.start - self.start - described.header_len
+        entry = chunk_number(span.name) if self.sparse else span.start - self.start - self.frame.header_len
         n = self._number_of(entry)
         if n is None:
             return None if self.sparse else self._content_of_version(0)
-        base = 0 if self.sparse else self.start + described.header_len + int(described.offsets[n])
+        return self._content_of_chunk(n, span)
+
+    def _content_of_chunk(self, n: int, span: Span) -> ContentName | None:
+        """Return the name of a span that begins in chunk `n`."""
+        named = self._names.get(n) or self._name_chunk(n)
+        content, stop = named
+        if content is not None and span.stop <= stop:
+            return content
+        if self.sparse:
+            return None
+        base = self.start + self.frame.header_len + int(self.frame.offsets[n])
+        return self._content_of_version(base)
+
+    def _name_chunk(self, n: int) -> tuple[ContentName | None, int]:
+        """Return the name of a chunk, and where the chunk ends; None if nothing but its version names it."""
+        described, state = self.frame, self.state
         record = int(state.records[n])
         identity = state.annotations.identity
         nbytes = self._nbytes_with_record(n)
-        is_inside = self.sparse or span.stop <= base + nbytes
-        if not (record and nbytes and identity and is_inside and described.is_ours):
-            return None if self.sparse else self._content_of_version(base)
-        name = self._names.get(n)
-        if name is None:
-            parts = identity, span.name if self.sparse else n, record, state.sizes[n].tobytes()
-            name = self._names[n] = blake2b(repr(parts).encode(), digest_size=16).digest()
-        return ContentName(name, base)
+        content, stop = None, 0
+        if record and nbytes and identity and described.is_ours:
+            entry = int(described.offsets[n])
+            part: object = n
+            base, stop = self.start + described.header_len + entry, sys.maxsize
+            if self.sparse:
+                part, base = index.chunk_name(entry), 0
+            else:
+                stop = base + nbytes
+            parts = identity, part, record, state.sizes[n].tobytes()
+            name = blake2b(repr(parts).encode(), digest_size=16).digest()
+            content = ContentName(name, base)
+        self._names[n] = content, stop
+        return content, stop
 
     def _split(self, span: Span) -> Iterator[tuple[Span, ContentName | None]]:
         """Yield the parts of a range of a contiguous frame that belong to chunks, each with its name."""
@@ -477,6 +504,20 @@ class Revision(Source):
         if self._is_unchecked:
             self._require_unchanged()
         return view
+
+    def gather_from_disk(
+        self,
+        n: int,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        nbytes: int,
+    ) -> memoryview | None:
+        """Gather bytes of a chunk that are in the cache on disk; None if that does not have all of them."""
+        if not (self._uses_disk and self._is_named):
+            return None
+        contents = [self._content_of_chunk(n, span) for span in spans]
+        views = self.store.find_on_disk(spans, contents)
+        return None if views is None else join_views_at(views, places, nbytes)
 
     def _view(self, span: Span, *, clip: bool) -> memoryview:
         """Return bytes of a frame that is in memory; FormatError if the frame ends before them."""

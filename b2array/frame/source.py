@@ -206,3 +206,16 @@ class Source(ABC):
         nbytes: int,
     ) -> memoryview:
         """Read each span to its place in one buffer, whose memory is reused after the last reference to it is gone."""
+
+    def gather_from_disk(
+        self,
+        n: int,  # noqa: ARG002
+        spans: Sequence[Span],  # noqa: ARG002
+        places: Sequence[int],  # noqa: ARG002
+        nbytes: int,  # noqa: ARG002
+    ) -> memoryview | None:
+        """Do the same as `gather` for bytes of chunk `n` in the cache on disk; None if that does not have all of them.
+
+        This sends no request.
+        """
+        return None

@@ -308,6 +308,14 @@ class Store(ABC):
         """
         return self.read(spans, expected=expected, clip=clip)
 
+    def find_on_disk(
+        self,
+        spans: Sequence[Span],  # noqa: ARG002
+        contents: Sequence[ContentName | None],  # noqa: ARG002
+    ) -> list[memoryview] | None:
+        """Return the bytes of spans if the cache on disk has all of them; otherwise None."""
+        return None
+
     def ends_through(
         self,
         names: Sequence[str],

@@ -32,6 +32,7 @@ exact as the clock of the file system. A file that two processes fill at the sam
 from __future__ import annotations
 
 import atexit
+import errno
 import math
 import os
 import re
@@ -42,7 +43,6 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from io import FileIO
 from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -50,6 +50,7 @@ import numpy as np
 from b2array import config
 from b2array.buffers import Buffer, crc32
 from b2array.errors import warn
+from b2array.store.disk import READ, read_into
 from b2array.store.secrets import redact
 
 __all__ = ["CachedPart", "DiskCache", "Usage", "current", "directory_of"]
@@ -75,6 +76,9 @@ _SEGMENT = 32 * 2**10
 _GLANCE = 4096
 """Bytes that are read at a record's beginning; they usually have all of its checksums."""
 _UNIT = 4096
+_TO_READ = READ | getattr(os, "O_NOFOLLOW", 0)
+_FOREIGN = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""The errors of opening a directory, a link or a pipe to append to it."""
 _MOST_INDEXES = 4096
 """The number of contents whose records this process remembers."""
 _MOST_COUNTS = 2**16
@@ -161,17 +165,24 @@ class DiskCache:
     def find(self, key: bytes, ranges: Sequence[tuple[int, int]]) -> list[CachedPart]:
         """Return the parts of ranges of a content that are here."""
 
-        def read(file: FileIO, index: _Index) -> list[CachedPart]:
-            return [_read_range(file, index, start, stop) for start, stop in ranges]
+        def read(descriptor: int, index: _Index) -> list[CachedPart]:
+            return [_read_range(descriptor, index, start, stop) for start, stop in ranges]
 
         parts = self._read_content(key, read)
         return [CachedPart([], each) for each in ranges] if parts is None else parts
 
+    def find_whole(self, key: bytes, start: int, stop: int) -> memoryview | None:
+        """Return a range of a content if all of it is here; otherwise None."""
+        return self._read_content(key, lambda descriptor, index: _read_whole(descriptor, index, start, stop))
+
     def missing(self, key: bytes, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Return for each range what the cache lacks of it, as `find` does, without reading its bytes."""
         try:
-            with FileIO(self._path(key)) as file:
-                index = self._scan(key, file)
+            descriptor = os.open(self._path(key), _TO_READ)
+            try:
+                index = self._scan(key, descriptor)
+            finally:
+                os.close(descriptor)
         except (_DamagedError, OSError):
             return [*ranges]
         return [_gap(index, *each) for each in ranges]
@@ -179,21 +190,25 @@ class DiskCache:
     def last(self, key: bytes) -> memoryview | None:
         """Return the bytes of the record of a content that was added last."""
 
-        def read(file: FileIO, index: _Index) -> memoryview | None:
-            return None if index.last is None else _read_record(file, index.last, index.last.start, index.last.stop)
+        def read(descriptor: int, index: _Index) -> memoryview | None:
+            last = index.last
+            return None if last is None else _read_record(descriptor, last, last.start, last.stop)
 
         return self._read_content(key, read)
 
-    def _read_content(self, key: bytes, read: Callable[[FileIO, _Index], T | None]) -> T | None:
+    def _read_content(self, key: bytes, read: Callable[[int, _Index], T | None]) -> T | None:
         """Return what a function reads from the file of a content; None if that is not here.
 
         A damaged file is removed, and a file that was read becomes the last to make room for others.
         """
         path = self._path(key)
         try:
-            with FileIO(path) as file:
-                index = self._scan(key, file)
-                value = read(file, index)
+            descriptor = os.open(path, _TO_READ)
+            try:
+                index = self._scan(key, descriptor)
+                value = read(descriptor, index)
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             return None
         except (_DamagedError, OSError):
@@ -203,15 +218,17 @@ class DiskCache:
             _touch(path, index)
         return value
 
-    def _scan(self, key: bytes, file: FileIO) -> _Index:
+    def _scan(self, key: bytes, descriptor: int) -> _Index:
         """Return the records of a file; read only those that were added since this process last looked."""
-        status = os.fstat(file.fileno())
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _DamagedError
         index = self._indexes.pop(key, None)
         if index is None or index.inode != status.st_ino or status.st_size < index.end:
             index = _Index(status.st_ino)
         while index.end < status.st_size:
             place = index.end
-            glance = _read_at(file, place, _GLANCE)
+            glance = _read_at(descriptor, place, _GLANCE)
             if len(glance) < _RECORD.size:
                 break
             magic, checksum, owner, start, nbytes, of_table = _RECORD.unpack_from(glance)
@@ -220,7 +237,7 @@ class DiskCache:
             first = _RECORD.size + 4 * -(-nbytes // _SEGMENT)
             if place + first + nbytes > status.st_size:
                 break
-            head = glance if first <= len(glance) else _read_at(file, place, first)
+            head = glance if first <= len(glance) else _read_at(descriptor, place, first)
             sums = head[_RECORD.size : first]
             if crc32(sums) != of_table:
                 raise _DamagedError
@@ -269,10 +286,11 @@ class DiskCache:
         if replaces:
             self._remove(path, key)
         try:
-            descriptor = _open_to_append(path)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            descriptor = _open_to_append(path)
+            descriptor = self._open_to_add(path)
+        except OSError as error:
+            if error.errno in _FOREIGN:
+                return
+            raise
         try:
             # One write, so that records of several processes follow each other.
             written = os.write(descriptor, b"".join(pieces))
@@ -283,6 +301,13 @@ class DiskCache:
             os.close(descriptor)
         if written < nbytes:
             self._remove(path, key)
+
+    def _open_to_add(self, path: str) -> int:
+        try:
+            return _open_to_append(path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            return _open_to_append(path)
 
     def forget(self, key: bytes) -> bool:
         """Remove a content; return whether it was here."""
@@ -298,7 +323,7 @@ class DiskCache:
 
     def _path(self, key: bytes) -> str:
         name = key.hex()
-        return os.path.join(self.root, name[:2], name[2:])
+        return f"{self.root}{os.sep}{name[:2]}{os.sep}{name[2:]}"
 
     # The limit.
 
@@ -442,12 +467,19 @@ def _pack(key: bytes, start: int, data: Buffer) -> list[Buffer]:
     return [struct.pack("<4sI", _MAGIC, crc32(described)), described, table, view]
 
 
-def _read_at(file: FileIO, place: int, nbytes: int) -> bytes:
-    file.seek(place)
-    return file.read(nbytes)
+def _read_at(descriptor: int, place: int, nbytes: int) -> bytes:
+    buffer = bytearray(nbytes)
+    count = read_into(descriptor, [buffer], place)
+    return bytes(buffer[:count])
 
 
-def _read_record(file: FileIO, record: _Record, start: int, stop: int, out: memoryview | None = None) -> memoryview:
+def _read_record(
+    descriptor: int,
+    record: _Record,
+    start: int,
+    stop: int,
+    out: memoryview | None = None,
+) -> memoryview:
     """Read a part of a record, and compare the segments that contain it with their checksums.
 
     With `out`, which has the size of the part, the bytes get there.
@@ -456,15 +488,16 @@ def _read_record(file: FileIO, record: _Record, start: int, stop: int, out: memo
     low = record.start + first * _SEGMENT
     high = min(record.stop, record.start + -(-(stop - record.start) // _SEGMENT) * _SEGMENT)
     is_exact = low == start and high == stop
-    view = out if out is not None and is_exact else np.empty(high - low, np.uint8).data
-    file.seek(record.place + low - record.start)
-    done = 0
-    while done < len(view):
-        count = file.readinto(view[done:])
+    nbytes = high - low
+    view = out if out is not None and is_exact else np.empty(nbytes, np.uint8).data
+    place = record.place + low - record.start
+    done = read_into(descriptor, [view], place)
+    while done < nbytes:
+        count = read_into(descriptor, [view[done:]], place + done)
         if not count:
             raise _DamagedError
         done += count
-    sums = struct.unpack_from(f"<{-(-len(view) // _SEGMENT)}I", record.sums, 4 * first)
+    sums = struct.unpack_from(f"<{-(-nbytes // _SEGMENT)}I", record.sums, 4 * first)
     for number, expected in enumerate(sums):
         if crc32(view[number * _SEGMENT : (number + 1) * _SEGMENT]) != expected:
             raise _DamagedError
@@ -516,7 +549,13 @@ def _gap(index: _Index, start: int, stop: int) -> tuple[int, int] | None:
     return None if first < 0 else (first, last)
 
 
-def _read_range(file: FileIO, index: _Index, start: int, stop: int) -> CachedPart:
+def _read_whole(descriptor: int, index: _Index, start: int, stop: int) -> memoryview | None:
+    found = _read_range(descriptor, index, start, stop)
+    is_whole = found.missing is None and found.stop is None
+    return found.views[0][1] if is_whole else None
+
+
+def _read_range(descriptor: int, index: _Index, start: int, stop: int) -> CachedPart:
     end = None
     if index.stop is not None and index.stop < stop:
         end = stop = max(start, index.stop)
@@ -525,20 +564,20 @@ def _read_range(file: FileIO, index: _Index, start: int, stop: int) -> CachedPar
     # Most often, one record has it all.
     for record in index.records:
         if record.start <= start and stop <= record.stop:
-            return CachedPart([(start, _read_record(file, record, start, stop))], None, end)
+            return CachedPart([(start, _read_record(descriptor, record, start, stop))], None, end)
     gap = _gap(index, start, stop)
     pieces = [*_pieces(index, start, stop)]
     if gap is None:
         whole = np.empty(stop - start, np.uint8).data
         for low, high, record in pieces:
-            _read_record(file, record, low, high, whole[low - start : high - start])
+            _read_record(descriptor, record, low, high, whole[low - start : high - start])
         return CachedPart([(start, whole)], None, end)
     views = []
     for low, high, record in pieces:
         # The request for the missing bytes brings what is between them as well.
         for first, last in (low, min(high, gap[0])), (max(low, gap[1]), high):
             if first < last:
-                views.append((first, _read_record(file, record, first, last)))
+                views.append((first, _read_record(descriptor, record, first, last)))
     return CachedPart(views, gap, end)
 
 
@@ -551,6 +590,8 @@ def _private(path: str, flags: int) -> int:
 
 def _open_to_append(path: str) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+    # A foreign pipe would make the process wait for a reader, and a link could lead anywhere.
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     return _private(path, flags)
 
 

@@ -450,6 +450,16 @@ class FsspecStore(Store):
             return fetch(spans)
         return through.read(cache, self._place or "", spans, contents, fetch, clip=clip, split=split)
 
+    def find_on_disk(
+        self,
+        spans: Sequence[Span],
+        contents: Sequence[ContentName | None],
+    ) -> list[memoryview] | None:
+        cache = self._disk_cache()
+        if cache is None:
+            return None
+        return through.find(cache, self._place or "", spans, contents)
+
     def not_on_disk(self, spans: Sequence[Span], contents: Sequence[ContentName | None]) -> tuple[list[Span], int]:
         cache = self._disk_cache()
         if cache is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from b2array.store.base import ContentName, Stamp, Version
 from b2array.store.disk_cache import KEY_NBYTES, CachedPart, DiskCache, give_up
 from b2array.store.spans import Span, coalesce
 
-__all__ = ["CachedCopy", "forget", "lacking", "read", "read_present"]
+__all__ = ["CachedCopy", "find", "forget", "lacking", "read", "read_present"]
 
 _GAP = 128 * 2**10
 """A request costs more than so many bytes, if they are read only once."""
@@ -79,6 +80,7 @@ class _Slice(NamedTuple):
         return Span(self.span.name, self.base + start, self.base + stop)
 
 
+@lru_cache(maxsize=4096)
 def _key(place: str, name: str, *parts: object) -> bytes:
     text = repr((place, name, *parts))
     return blake2b(text.encode(), digest_size=KEY_NBYTES).digest()
@@ -138,6 +140,27 @@ def read(
                 came += _wanted(place, *_name_between(request.span, came, split))
             _keep(cache, request, view, came)
     return [_join(part, answers.get(n)) for n, part in enumerate(parts)]
+
+
+def find(
+    cache: DiskCache,
+    place: str,
+    spans: Sequence[Span],
+    names: Names,
+) -> list[memoryview] | None:
+    """Return the bytes of spans if the cache has all of them; otherwise None."""
+    views = []
+    for span, name in zip(spans, names, strict=True):
+        if name is None or not name.base <= span.start < span.stop:
+            return None
+        key = _key(place, span.name, name.name)
+        view = cache.find_whole(key, span.start - name.base, span.stop - name.base)
+        if view is None:
+            return None
+        views.append(view)
+    for view in views:
+        cache.count(found=len(view), missed=0)
+    return views
 
 
 def _find(

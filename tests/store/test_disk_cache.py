@@ -215,11 +215,30 @@ def test_foreign_files_are_no_contents_and_survive_only_under_foreign_names(cach
     assert files(cache) == []
 
 
-def test_a_directory_in_place_of_a_file_is_no_content(cache: DiskCache) -> None:
-    Path(cache._path(KEY)).mkdir(parents=True)
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_is_no_file_is_no_content_and_does_not_turn_the_cache_off(
+    cache: DiskCache,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    path, elsewhere = Path(cache._path(KEY)), tmp_path / "elsewhere"
+    path.parent.mkdir()
+    elsewhere.write_bytes(b"precious")
+
+    if kind == "directory":
+        path.mkdir()
+    elif not hasattr(os, "mkfifo"):
+        pytest.skip("needs links and pipes")
+    elif kind == "link":
+        path.symlink_to(elsewhere)
+    else:
+        os.mkfifo(path)
+    cache.add(KEY, [(0, b"mine")])
     assert read(cache, KEY, 0, 4) is None
-    with pytest.raises(OSError, match=r"(d|D)irectory|denied"):
-        cache.add(KEY, [(0, b"mine")])
+    cache.add(KEY, [(0, b"mine")])
+    # Reading has removed what was there, unless it was a directory.
+    assert read(cache, KEY, 0, 4) == (None if kind == "directory" else b"mine")
+    assert elsewhere.read_bytes() == b"precious"
 
 
 def fill(cache: DiskCache, numbers: Iterator[int] | range, nbytes: int) -> None:
