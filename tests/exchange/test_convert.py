@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import os
 import re
 import shutil
@@ -26,6 +27,9 @@ from b2array.exchange.formats import source_of
 from b2array.exchange.places import FORMATS
 
 pytestmark = pytest.mark.crossed
+
+# The function of this name hides the module.
+CONVERT = importlib.import_module("b2array.exchange.convert")
 
 PLACES = {
     "contiguous": ("x.b2nd", {}),
@@ -240,7 +244,7 @@ def test_chunks_are_kept_where_they_are_worth_it(tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only a few items be held at once."""
-    monkeypatch.setattr(sys.modules["b2array.exchange.convert"], "_BUDGET", 3000)
+    monkeypatch.setattr(CONVERT, "_BUDGET", 3000)
 
 
 @pytest.mark.usefixtures("small")
@@ -258,7 +262,7 @@ def test_pieces_cover_everything_once(source: str, target: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.blp", "x.h5"])
 def test_memory_is_bounded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["b2array.exchange.convert"], "_BUDGET", 2**22)
+    monkeypatch.setattr(CONVERT, "_BUDGET", 2**22)
     monkeypatch.setattr(b2array.config, "cache_bytes", 2**20)
     x = b2array.zeros((1000, 500, 20), "i8", url=tmp_path / "big.b2nd", chunks=(50, 500, 20))
     x[::100] = 1
@@ -367,7 +371,7 @@ def test_a_conversion_that_fails_leaves_nothing(target: str, tmp_path: Path, mon
     raw = bytearray((tmp_path / "one.blp").read_bytes())
     raw[-10] ^= 1
     (tmp_path / "one.blp").write_bytes(raw)
-    monkeypatch.setattr(sys.modules["b2array.exchange.convert"], "_BUDGET", 80_000)
+    monkeypatch.setattr(CONVERT, "_BUDGET", 80_000)
     place, options = PLACES[target]
     with pytest.raises(FormatError, match="chunk 99 of"):
         b2array.convert(tmp_path / "one.blp", tmp_path / "out" / place, **options)
@@ -393,7 +397,7 @@ def test_what_fails_at_its_end_leaves_what_was_there(
     raw = bytearray((tmp_path / "one.blp").read_bytes())
     raw[-10] ^= 1
     (tmp_path / "bad.blp").write_bytes(raw)
-    monkeypatch.setattr(sys.modules["b2array.exchange.convert"], "_BUDGET", 8_000)
+    monkeypatch.setattr(CONVERT, "_BUDGET", 8_000)
     with pytest.raises(FormatError, match="chunk 9 of"):
         b2array.convert(tmp_path / "bad.blp", url, dst_options=storage, **options)
     with pytest.raises(FileNotFoundError):

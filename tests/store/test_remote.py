@@ -20,6 +20,8 @@ import fsspec.core
 import numpy as np
 import pytest
 from fsspec.asyn import get_loop, sync
+from fsspec.implementations.cached import SimpleCacheFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from interrupts import works
 
 import b2array
@@ -388,6 +390,19 @@ def test_a_cache_asks_once_and_survives_a_missing_neighbour(http, tmp_path):
     http.requests.clear()
     assert read(store, ("1", 500, 600), ("2", 0, 10)) == [CONTENT[500:600], CONTENT[1:11]]
     assert http.requests == []
+
+
+def test_a_cache_reads_ranges_with_versions_of_fsspec_whose_ranges_copy_nothing(http, tmp_path, monkeypatch):
+    def ranges_of_copies(fs, paths, starts, ends, max_gap=None, on_error="return", **options):  # as in fsspec 2026.4.0
+        copies = [fs._check_file(path) for path in paths]
+        return LocalFileSystem().cat_ranges(copies, starts, ends, max_gap=max_gap, on_error=on_error, **options)
+
+    monkeypatch.setattr(SimpleCacheFileSystem, "cat_ranges", ranges_of_copies)
+    http.objects["a"] = CONTENT
+    store = open_store(
+        f"simplecache::{http.url_of('a')}", storage_options={"simplecache": {"cache_storage": str(tmp_path)}}
+    )
+    assert read(store, ("", 500, 600), ("", 0, 10)) == [CONTENT[500:600], CONTENT[:10]]
 
 
 @pytest.mark.parametrize("chain", ["simplecache", "filecache"])
