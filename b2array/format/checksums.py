@@ -18,6 +18,7 @@ from b2array.errors import ChecksumError
 
 __all__ = [
     "Record",
+    "agree",
     "check_blocks",
     "check_head",
     "crc32",
@@ -130,6 +131,53 @@ def check_blocks(
     for n, start, stop in zip(numbers, starts, stops, strict=True):
         if crc32(region[start:stop]) != sums[n]:
             _compare(f"block {n}", int(sums[n]), region[start:stop])
+
+
+def agree(
+    region: memoryview,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    crcs: NDArray[np.int64],
+    *,
+    head_nbytes: int,
+    nblocks: int,
+) -> bool:
+    """Return whether chunks in one region, with at most one block each, agree with the records behind them.
+
+    Parameters
+    ----------
+    region : memoryview
+        The bytes.
+    starts, sizes : ndarray of int64
+        Where each chunk begins, and its size in bytes.
+    crcs : ndarray of int64
+        The expected `record_crc` of each record; 0 if it is unknown.
+    head_nbytes : int
+        The number of bytes of each chunk's head.
+    nblocks : int
+        The number of blocks of each chunk, 0 or 1.
+    """
+    nbytes = record_nbytes(nblocks)
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(region, np.uint8), nbytes)
+    stops = starts + sizes
+    records = windows[stops]
+    columns = records.view("<u4")
+    fixed = np.frombuffer(_RECORD_HEAD.pack(_RECORD_MAGIC, _RECORD_VERSION, 0, nblocks, 0), "<u4")
+    if (columns[:, :3] != fixed[:3]).any():
+        return False
+    begins = starts.tolist()
+    ends = stops.tolist()
+    bodies = [crc32(region[end : end + nbytes - _CRC.size]) for end in ends]
+    own = columns[:, -1]
+    if (own != bodies).any() or (own != crcs)[crcs != 0].any():
+        return False
+    heads = [crc32(region[begin : begin + head_nbytes]) for begin in begins]
+    if (columns[:, 3] != heads).any():
+        return False
+    if not nblocks:
+        return True
+    blocks = [crc32(region[begin + head_nbytes : end]) for begin, end in zip(begins, ends, strict=True)]
+    return not (columns[:, 4] != blocks).any()
 
 
 def _compare(what: str, expected: int, data: Buffer) -> None:

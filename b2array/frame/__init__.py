@@ -4,11 +4,12 @@ To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` 
 way of the `Revision`, and compares them with their checksums. `read` decodes these blocks, leaves them in the cache,
 and copies the items.
 
-source       `Source`: a revision, or a transaction on top of one, from which `read` and `fetch` read
-revision     `Revision`: one committed state in a store; `Owner`: commits for the frame; `read_frame`
-kept_states  loads the states that a frame keeps under names
-fetch        wanted chunks and blocks -> bytes, compared with their checksums
-text_blocks  blocks of text -> items
-cache        decoded blocks that the process keeps
-read         blocks -> the items of a selection
+source        `Source`: a revision, or a transaction on top of one, from which `read` and `fetch` read
+revision      `Revision`: one committed state in a store; `Owner`: commits for the frame; `read_frame`
+kept_states   loads the states that a frame keeps under names
+fetch         wanted chunks and blocks -> bytes, compared with their checksums
+small_chunks  many small chunks -> their data, together
+text_blocks   blocks of text -> items
+cache         decoded blocks that the process keeps
+read          blocks -> the items of a selection
 """

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, filterfalse, islice, starmap
+from itertools import chain, filterfalse, islice, repeat, starmap
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -27,14 +27,22 @@ from b2array.codec.decode import Tile
 from b2array.codec.text import TextTile, memory_nbytes
 from b2array.errors import FormatError, UnsupportedError, prefix_error
 from b2array.format.strings import is_text, unpack_item
-from b2array.frame import cache, text_blocks
+from b2array.frame import cache, small_chunks, text_blocks
 from b2array.frame.cache import CacheEntry
 from b2array.frame.fetch import fetch
 from b2array.frame.revision import Revision
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.layout import Layout
-from b2array.grid.partition import Axes, Part, Positions, put, take
-from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
+from b2array.grid.partition import Axes, Part, Positions, parts, put, take
+from b2array.grid.tiling import (
+    Numbered,
+    Step,
+    Tiling,
+    parts_of_blocks,
+    parts_of_chunks,
+    tiling_of,
+    tiling_of_points,
+)
 
 __all__ = [
     "WINDOWS_UNDER_WAY",
@@ -69,6 +77,8 @@ _SHARE = 8
 _WORKERS_SHARE = 64
 """A worker's read is usually a piece of a larger one, as in a graph of dask. Local pieces that are larger than 1/64 of
 the cache are decoded into the result: the cache would soon evict them, and touching its memory takes time."""
+_VERY_SMALL = 4096
+"""Chunks of at most this many bytes are not kept: reading many of them again is faster than looking them up."""
 _MOST_KEPT = 2
 """One read keeps its first blocks, up to 1/2 of the cache. More of them would evict each other."""
 
@@ -99,7 +109,9 @@ def read(
     if not box.size:
         return
     reader = make_reader(source, layout, positions, axes, box, nbytes)
-    chunks = parts_of_chunks(layout, positions, axes)
+    chunks = reader.read_batches(positions) if reader.can_batch else None
+    if chunks is None:
+        chunks = parts_of_chunks(layout, positions, axes)
     if source.buffer is not None:
         chunks = filterfalse(reader.copy_open, chunks)
     planned = starmap(reader.plan, chunks)
@@ -302,6 +314,43 @@ class ChunkReader(NamedTuple):
         if job.wanted:
             (stored,) = fetch(self.source, (ChunkRequest(job.number, job.wanted),))
         self.finish(job, stored, in_threads=in_threads)
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether small chunks may be read many at a time."""
+        layout = self.layout
+        most = small_chunks.MOST_NBYTES if self.cache_key is None else _VERY_SMALL
+        if layout.chunk_nbytes > most or layout.blocks != layout.chunks or layout.is_text:
+            return False
+        source = self.source
+        return isinstance(source, Revision) and source.is_local and not source.sparse and self.repeats_items
+
+    def read_batches(self, positions: tuple[Positions, ...]) -> Iterator[Numbered] | None:
+        """Read small chunks in batches, and yield the chunks that must be read one by one; None if all must be.
+
+        A batch is read as if it were one chunk, whose blocks are the chunks of the array.
+        """
+        layout = self.layout
+        batches = small_chunks.batch_layout(layout, positions, by_slices=self.by_slices)
+        if batches is None:
+            return None
+        reader = self._replace(layout=batches, cache_key=None)
+        return chain.from_iterable(map(reader._read_batch, parts(positions, batches.chunks, self.axes), repeat(layout)))
+
+    def _read_batch(self, part: Part, layout: Layout) -> Iterable[Numbered]:
+        """Read a part of a batch of chunks; return the chunks to read one by one: all of them, or none."""
+        batches = self.layout
+        job = self.plan(0, part)
+        blocks = job.tiling.numbers
+        numbers = small_chunks.chunk_numbers(layout, batches, part.coords, blocks)
+        data = small_chunks.read_batch(cast(Revision, self.source), layout, numbers, self.context)
+        if data is None:
+            pieces = [piece for _, piece in parts_of_blocks(batches, part, self.axes)]
+            return zip(numbers.tolist(), pieces, strict=True)
+        tile = Tile(data)
+        entries = {block: CacheEntry(tile, row) for row, block in enumerate(blocks)}
+        self.finish(job._replace(cached=entries), None)
+        return ()
 
     def copy_open(self, chunk: tuple[int, Part]) -> bool:
         """Read a chunk if a transaction keeps it open; return whether it did."""

@@ -20,6 +20,7 @@ from b2array.grid.partition import Axes, Part, Positions, Run, parts, runs
 
 __all__ = [
     "Copy",
+    "Numbered",
     "Patch",
     "Step",
     "Tiling",
