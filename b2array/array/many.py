@@ -60,7 +60,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     Raises
     ------
     TypeError
-        An item of `selections` has no array.
+        An item of `selections` is not a pair of an array and a key.
     Exception
         The error of ``a[key]`` for the first selection that fails.
 
@@ -71,10 +71,17 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     >>> [items.tolist() for items in b2array.read_many([(a, slice(2, 5)), (b, 0), (a, -1)])]
     [[2, 3, 4], [1.0, 1.0, 1.0, 1.0], 9]
     """
-    asked = list(selections)
-    for array, _ in asked:
-        if not isinstance(array, Readable):
-            raise TypeError(f"read_many() reads pairs of an array and a key, not of {type(array).__name__}")
+    asked: list[tuple[Readable, Any]] = []
+    selection: Any  # whatever the caller passes
+    for selection in selections:
+        pair = selection if isinstance(selection, tuple | list) else (selection,)
+        if len(pair) != 2 or not isinstance(pair[0], Readable):
+            kinds = ", ".join(type(each).__name__ for each in pair)
+            raise TypeError(
+                "read_many() reads a list of pairs of an array and a key, such as [(a, 3), (b, np.s_[:8])], and found"
+                f" ({kinds})"
+            )
+        asked.append((pair[0], pair[1]))
     results: list[Any] = [None] * len(asked)
     far: list[_Wanted] = []
     near: list[int] = []

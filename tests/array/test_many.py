@@ -73,6 +73,11 @@ def test_nothing_is_read_for_nothing():
     assert b2array.read_many([]) == []
     with pytest.raises(TypeError, match="pairs of an array and a key"):
         b2array.read_many([(DATA, 3)])
+    a = b2array.ones((3, 2))
+    slips = {"NDArray": [a], "NDArray, int, int": [(a, 1, 2)], "ndarray": a, "str": {"x": 3}, "int": [3]}
+    for found, slip in slips.items():
+        with pytest.raises(TypeError, match=rf"pairs of an array and a key, .* found \({found}\)"):
+            b2array.read_many(slip)
     with pytest.raises(IndexError):
         b2array.read_many([(b2array.ones((3,)), 5)])
 
