@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, Unpack, cast, get_args
@@ -41,8 +41,8 @@ from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.group_attributes import Attrs, Home, writable
 from b2array.group.group_forks import Changes, GroupFork
 from b2array.group.group_snapshot import Moment, moment
-from b2array.group.listed_group import AnyGroup, group_at
-from b2array.group.local_group import NewFrame, copier_of
+from b2array.group.listed_group import AnyGroup, ListedGroup, group_at
+from b2array.group.local_group import LocalGroup, NewFrame, copier_of
 from b2array.group.restoring import restore
 from b2array.group.snapshot_list import GroupDiff
 from b2array.group.transaction import Transaction, begin, changing
@@ -64,6 +64,7 @@ MODES: Final = get_args(AnyMode)
 
 _OPENED_AT_ONCE = 16
 H = TypeVar("H")
+T = TypeVar("T")
 
 refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
 
@@ -449,6 +450,9 @@ class Group(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Open an array, a super-chunk or a group; a table or objects of python-blosc2 as `Table` or `Items`.
 
+        If this handle knows no such member, it looks once for one that was made since, by its URL or by another
+        handle. If the member belongs to a transaction that has changed more, only `refresh` shows it.
+
         Raises
         ------
         KeyError
@@ -456,12 +460,27 @@ class Group(MutableMapping[str, Any]):
         FormatError, UnsupportedError
             The member is damaged, or the archive stores it in a way that cannot be read in place.
         ConflictError
-            A transaction changed the member after this handle listed it.
+            A transaction changed the member after this handle listed it, and the handle does not follow other writers.
         """
+        # The usual case, with one call fewer.
+        return self._with_latest(partial(self._open_name, name)) if self._follow else self._open_name(name)
+
+    def _open_name(self, name: str) -> Any:
+        """Open a member or a group, as `__getitem__` does."""
         full, path = self._locate(name)
         if path is not None:
             return self._open_path(path)
         return self._table(full) or self._at(f"{full}/")
+
+    def _with_latest(self, look: Callable[[], T]) -> T:
+        """List members and open some of them; in a group that follows other writers, again after their commits."""
+        tries = iter(range(config.retries if self._follow else 0))
+        while True:
+            try:
+                return look()
+            except ConflictError:
+                if next(tries, None) is None:
+                    raise
 
     def _table(self, full: str) -> Table | None:
         """Return a group as a `Table` if python-blosc2 wrote it as one; otherwise None.
@@ -477,16 +496,31 @@ class Group(MutableMapping[str, Any]):
             name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
-        members = self._members()
         full = self._full(name)
+        members = self._members()
+        is_newer = False
+        if full not in members and not members.is_group(full):
+            is_newer = self._look_for(full)
+            members = self._home.members()
         if full in members:
             return full, members[full]
         if members.is_group(full):
             return full, None
-        # A look for newer members would move the handle: what it shows next would be of another state than what it
-        # has shown before, and changes that belong together would be seen in part.
-        newer = "" if isinstance(self._home, Changes) else "; refresh() shows what others have made since"
-        raise KeyError(f"{name!r}: {self.url} has no such member{nearest(name, self._list_names()) or newer}")
+        if is_newer:
+            raise KeyError(
+                f"{name!r}: {self.url} has this member now, but more has changed since this handle opened the group;"
+                " refresh() shows all of it"
+            )
+        raise KeyError(f"{name!r}: {self.url} has no such member{nearest(name, self._list_names())}")
+
+    def _look_for(self, full: str) -> bool:
+        """Return whether a missing member was made since this handle listed the members.
+
+        The handle shows it from now on, unless it would then show a part of a transaction. A snapshot, a transaction
+        and an archive have no newer members, and a handle that follows other writers has just listed them.
+        """
+        home = self._home
+        return not self._follow and isinstance(home, LocalGroup | ListedGroup) and home.look_for(full)
 
     def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
         """Read selections of several members at once, as `b2array.read_many` does.
@@ -542,7 +576,11 @@ class Group(MutableMapping[str, Any]):
         A loop over the dictionary yields names; ``group.arrays().items()`` yields pairs of name and array, like the
         method of zarr. In a remote store, an array that the manifest describes is not read until its items are needed.
         """
-        return {name: self._open_path(path, lazy=True) for name, path in self._paths_here().items()}
+
+        def look() -> dict[str, Any]:
+            return {name: self._open_path(path, lazy=True) for name, path in self._paths_here().items()}
+
+        return self._with_latest(look)
 
     def _arrays_to_read(self) -> dict[str, Any]:
         """Return the arrays like `arrays`, but read-only. Opening them is not part of a transaction under way."""

@@ -196,6 +196,21 @@ class ListedGroup:
             if seen[1] == self._listing[1]:
                 self.show(*seen)
 
+    def look_for(self, name: str) -> bool:
+        """Return whether members with this name, or below it, were made since this handle read the manifest.
+
+        The handle shows the present manifest from now on, unless a member that it shows was changed or deleted since:
+        it would show a part of what was committed together.
+        """
+        shown = self.manifest
+        manifest, version = self.catalog.read(cached=True)
+        rows = complete_manifest(self.store, manifest, shows_mounts=True).rows or {}
+        is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
+        is_same_group = shown.identity in ("", manifest.identity)
+        if is_there and is_same_group and all(rows.get(each) == row for each, row in self.rows.items()):
+            self.show(manifest, version)
+        return is_there
+
     def refresh(self) -> None:
         """Forget the manifest; the next use reads it again."""
         self._listing = None

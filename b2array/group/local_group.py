@@ -235,6 +235,28 @@ class LocalGroup:
         """Show these members until the next `refresh`."""
         self._listing = manifest, members
 
+    def look_for(self, name: str) -> bool:
+        """Return whether members with this name, or below it, were made since this handle listed the members.
+
+        The handle shows them from now on, unless a later transaction has made or changed them: it would show a part of
+        that transaction.
+        """
+        manifest, members = self._state()
+        near = local_listing.list_near(self.store, [name], manifest).below(name)
+        new = {each: path for each, path in self.own_members(near).items() if each not in members}
+        try:
+            for path in new.values():
+                if not is_embedded(path):
+                    self.current(path)
+        except ConflictError:
+            return True
+        if new:
+            members = members.copy()  # other threads may be iterating over the list
+            for each, path in new.items():
+                members.add(each, path)
+            self.show(manifest, members)
+        return bool(new)
+
     def refresh(self) -> None:
         """Forget the list of members; the next use lists them again."""
         self._listing = self._recovered = None

@@ -18,7 +18,9 @@ from servers import RangeServer
 import b2array
 from b2array import Group, NDArray, SChunk
 from b2array.catalog.group_places import group_of
-from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError
+from b2array.commit.handle import Handle
+from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
+from b2array.group.local_group import LocalGroup
 
 pytestmark = pytest.mark.crossed
 
@@ -406,3 +408,30 @@ def test_a_group_can_follow_other_writers(tmp_path: Path, place: str) -> None:
         assert (dict(group.attrs), [*inner]) == ({"n": 1}, ["x"])
     assert ([*group], "b" in group, inner.parent is not None) == (["a", "b"], True, True)
     assert [*inner.parent] == ["a", "b"]
+
+
+def test_a_follower_meets_commits_while_it_opens_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = b2array.open_group(tmp_path / "g.b2d", "w")
+    with writer.transaction() as changes:
+        changes["x"], changes["y"] = X, X
+    group = b2array.open_group(tmp_path / "g.b2d", follow=True)
+    standing = b2array.open_group(tmp_path / "g.b2d")
+    opened = LocalGroup.open
+    numbers = iter(range(1, 99))
+
+    def open_after_a_commit(home: LocalGroup, *args: Any, **options: Any) -> Handle:
+        """Let another writer commit after the members were listed."""
+        number = next(numbers)
+        if number in (1, 2, 4, 6):
+            monkeypatch.setattr(LocalGroup, "open", opened)
+            with writer.transaction() as changes:
+                changes["x"][0], changes["y"][0] = number, number
+            monkeypatch.setattr(LocalGroup, "open", open_after_a_commit)
+        return opened(home, *args, **options)
+
+    assert [*standing] == ["x", "y"]
+    monkeypatch.setattr(LocalGroup, "open", open_after_a_commit)
+    assert group["x"][0].flat[0] == 2
+    assert {name: array[0].flat[0] for name, array in group.arrays().items()} == {"x": 6, "y": 6}
+    with pytest.raises(ConflictError, match=r"call refresh\(\)"):
+        standing["x"]
