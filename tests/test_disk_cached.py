@@ -517,6 +517,17 @@ def test_info_and_the_program_name_the_cache(http, tmp_path, directory) -> None:
     with config.using(disk_cache=None):
         assert "disk cache" not in b2array.open(http.url_of("a.b2nd")).info
 
+    with b2array.open_group(tmp_path / "g.b2d", "w") as group:
+        group["x"] = x
+        group.consolidate()
+        assert "disk cache" not in repr(group.info)
+    publish(http, tmp_path / "g.b2d", "g.b2d")
+    about = b2array.open_group(http.url_of("g.b2d")).info
+    assert repr(about).endswith(f"\ndisk cache: {directory}")
+    assert f">{directory}<" in about._repr_html_()
+    with config.using(disk_cache=None):
+        assert "disk cache" not in repr(b2array.open_group(http.url_of("g.b2d")).info)
+
     def program(*arguments: str) -> str:
         environment = {**os.environ, "B2ARRAY_DISK_CACHE": str(directory)}
         command = [sys.executable, "-m", "b2array", *arguments]
@@ -536,7 +547,8 @@ def test_info_and_the_program_name_the_cache(http, tmp_path, directory) -> None:
         "limit": 10 * 2**30,
     }
     assert files(directory) == []
-    assert f"disk cache : {directory}" in program("info", http.url_of("a.b2nd"))
+    for name in ("a.b2nd", "g.b2d"):
+        assert re.search(f"disk cache *: {re.escape(str(directory))}", program("info", http.url_of(name)))
 
 
 def test_verify_looks_at_the_server(http, tmp_path) -> None:
@@ -590,6 +602,55 @@ def test_a_dataset_in_an_archive_over_http_takes_two_requests_the_second_time(ht
             xarray.testing.assert_equal(opened.isel(t=3).load(), ds.isel(t=3))
     assert len(http.requests) <= 4, http.requests
     assert http.nbytes_asked < 100
+
+
+@pytest.fixture
+def groups(tmp_path, http) -> tuple[RangeServer, np.ndarray]:
+    """Serve a group with a snapshot, a tree of python-blosc2 with an embedded member, and an embedding store."""
+    x = values()
+    with b2array.open_group(tmp_path / "g.b2d", "w") as group:
+        group["x"], group["sub/y"] = x, x[:4]
+        group.create("sparse", shape=x.shape, chunks=CHUNKS, layout="sparse")[:] = x
+        group.snapshot("old")
+        group["x"][0] = -1
+        group.consolidate()
+    with blosc2.TreeStore(str(tmp_path / "t.b2d"), mode="w", threshold=2**12) as tree:
+        tree["/x"], tree["/small"] = x[:10], np.arange(10)
+    b2array.open_group(tmp_path / "t.b2d", "r+").consolidate()
+    embedding = blosc2.EmbedStore(str(tmp_path / "e.b2e"), mode="w")
+    embedding["/x"] = x[0]
+    del embedding
+    for name in ("g.b2d", "t.b2d", "e.b2e"):
+        publish(http, tmp_path / name, name)
+    return http, x
+
+
+READS = {
+    "a member": (lambda http: b2array.open_group(http.url_of("g.b2d"))["x"][9], 9, 2),
+    "a sparse member": (lambda http: b2array.open_group(http.url_of("g.b2d"))["sparse"][9], 9, 3),
+    "an inner group": (lambda http: b2array.open_group(http.url_of("g.b2d"))["sub"]["y"][2], 2, 2),
+    "a snapshot": (lambda http: b2array.open_group(http.url_of("g.b2d"), at="old")["x"][0], 0, 2),
+    "a tree of stock": (lambda http: b2array.open_group(http.url_of("t.b2d"))["x"][9], 9, 3),
+    "a file of embedded arrays": (lambda http: b2array.open(http.url_of("e.b2e"))["x"][:], 0, 2),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_groups_in_directories_over_http_take_few_requests_the_second_time(groups, what) -> None:
+    http, x = groups
+    read, plane, most = READS[what]
+    for _ in range(2):
+        http.requests.clear()
+        np.testing.assert_array_equal(read(http), x[plane])
+    assert http.nbytes_asked == len(http.requests) <= most
+
+
+def test_embedded_members_over_http_are_read_once(groups) -> None:
+    http, _ = groups
+    for _ in range(2):
+        http.requests.clear()
+        assert b2array.open_group(http.url_of("t.b2d"))["small"][:].tolist() == [*range(10)]
+    assert http.nbytes_asked == len(http.requests) <= 3
 
 
 def test_a_dataset_of_files_over_http_is_asked_for_its_versions(http, tmp_path) -> None:

@@ -56,7 +56,7 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
     """Return a manifest with rows; if it has none, list the files of the group, and add a row for each member.
 
     The result then has no pending steps. With `shows_mounts`, members of groups inside this one get rows as well. A
-    reader may list them; a commit of this group must not.
+    reader may list them, and may read the embedding frame from the cache on disk; a commit of this group must not.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
     prefix_errors(group.url, lambda: refuse_other_names(files))
     rows = {}
     if EMBEDDED in files:
-        frame = load_published(group.below(EMBEDDED), sparse=False)
+        frame = load_published(group.below(EMBEDDED), sparse=False, cached=shows_mounts)
         names = embedded_extents(frame.state, frame.url)
         rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in names}
     # python-blosc2 prefers the file of a member to its copy in the embedding frame.

@@ -273,16 +273,16 @@ def load_member(
         return load_revision(member, row, cached=cached)
     if row.generation not in ("", published.generation):
         return load_revision(member, row, cached=cached)
-    listed = None if row.generation else _follow_mount(published, row)
+    listed = None if row.generation else _follow_mount(published, row, cached=cached)
     return listed or member.as_owner_of(published)
 
 
-def _follow_mount(published: Revision, row: Row) -> Revision | None:
+def _follow_mount(published: Revision, row: Row, *, cached: bool) -> Revision | None:
     """Load the state that an inner group lists, if a row's member belongs to one; None for a member of this group."""
     noted = published.state.annotations.group_commit
     if noted is None or noted.path == row.path:
         return None
-    listed = _follow_group(published, bare=False)
+    listed = _follow_group(published, bare=False, cached=cached)
     return listed if listed.owner.lists_revisions else None
 
 

@@ -91,9 +91,8 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     if isinstance(home, AnyGroup) and not split_member(url)[1]:
         # A damaged list of snapshots must not prevent the members from being copied.
         with suppress(FormatError, UnsupportedError):
-            snapshots = {
-                name: partial(_open_listed, home, name) for name in group_ledger(home.url, home.load_manifest()).names
-            }
+            ledger = group_ledger(home.url, home.load_manifest(cached=True))
+            snapshots = {name: partial(_open_listed, home, name) for name in ledger.names}
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 

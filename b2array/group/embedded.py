@@ -55,7 +55,7 @@ class EmbedFile:
     def _open_frame(self) -> SChunk:
         """Open the embedding frame at the first use, and keep it."""
         if self._frame is None:
-            source = owners.load(self.store)
+            source = owners.load(self.store, cached=True)
             self._frame = SChunk(Handle(source, "r"))
         return self._frame
 

@@ -312,7 +312,7 @@ def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Grou
     manifest = Manifest()
     # Without a manifest, the URL may name an archive or a group inside another one, which the code below looks for.
     with suppress(OSError, B2ArrayError):
-        manifest = here.load_manifest()
+        manifest = here.load_manifest(cached=True)
     if group_ledger(here.url, manifest).find(at) is not None:
         return Group(moment(here, at, manifest), "", "r")
     place = group_of(address, options)
@@ -1319,12 +1319,19 @@ class Group(MutableMapping[str, Any]):
 
     @property
     def info(self) -> Tree:
-        """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100 members."""
+        """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100 members.
+
+        For a group on a server, the last line names the cache on disk that is used (`b2array.config.disk_cache`).
+        """
         open_path = partial(_open_member, self._home, mode="r", lazy=True)
         return Tree(self, self._list_names(), self._below(), open_path)
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()
+
+    def _disk_cache(self) -> str | None:
+        """Return the directory of the cache on disk for this group; None without one."""
+        return self._home.store.disk_cache
 
     _ipython_key_completions_ = MutableMapping.keys
 

@@ -34,6 +34,7 @@ from b2array.frame.source import Source
 from b2array.group.listed_group import AnyGroup
 from b2array.group.local_group import NewFrame, copier_of
 from b2array.store.base import Mutex
+from b2array.store.base import Mutex, Store
 
 __all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]
 
@@ -59,6 +60,11 @@ class Changes(ABC):
     def url(self) -> str:
         """The URL of the group, without secrets."""
         return self.view.url
+
+    @property
+    def store(self) -> Store:
+        """The store of the group."""
+        return self.view.store
 
     @property
     @abstractmethod

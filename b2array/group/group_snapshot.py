@@ -211,17 +211,18 @@ class Moment:
         """
         if mode != "r":
             raise ReadOnlyError(f"{self.url}: a snapshot can only be read; restore() goes back to it")
-        return Handle(self.state_of(path), "r")
+        return Handle(self.state_of(path, cached=True), "r")
 
-    def state_of(self, path: str, *, deep: bool = False) -> Revision:
+    def state_of(self, path: str, *, deep: bool = False, cached: bool = False) -> Revision:
         """Load the state of a member at the snapshot. Raises the errors of `open`.
 
         If the state is not in the expected place, this reads the manifest again, and looks once more. With `deep`, also
-        check that the chunks are in the places in the index, for callers that rely on it.
+        check that the chunks are in the places in the index, for callers that rely on it. With `cached`, the index may
+        come from the cache on disk.
         """
         for is_last in (False, True):
             try:
-                state = self._find_state(path, deep=deep)
+                state = self._find_state(path, deep=deep, cached=cached)
             except ConflictError:
                 if is_last:
                     raise
@@ -256,7 +257,7 @@ class Moment:
                 return token
         return None
 
-    def _find_state(self, path: str, *, deep: bool = False) -> Revision | None:
+    def _find_state(self, path: str, *, deep: bool, cached: bool) -> Revision | None:
         """Load the state of a member from the place in the manifest; None if it is not there.
 
         If other software has changed the member's file, this checks that the chunks of the state are intact; with
@@ -271,7 +272,7 @@ class Moment:
                 return _state_in_retired(frame, self.name, state)
             return None
         if isinstance(self.group, ListedGroup):
-            return self.group.state_at(self._manifest, self.name, state)
+            return self.group.state_at(self._manifest, self.name, state, cached=cached)
         try:
             source = self.group.state_of(path, self._manifest)
         except MISSING:

@@ -234,9 +234,9 @@ class ListedGroup:
             raise ValueError("expected the manifest that was just read")
         return self._listing
 
-    def load_manifest(self) -> Manifest:
-        """Read the present manifest from the store, without changing the members shown."""
-        return self.catalog.read()[0]
+    def load_manifest(self, *, cached: bool = False) -> Manifest:
+        """Read the present manifest from the store, without changing the members shown; `cached` is for readers."""
+        return self.catalog.read(cached=cached)[0]
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Change the manifest in the store, and return it; try again if another writer was faster.
@@ -417,10 +417,13 @@ class ListedGroup:
         manifest: Manifest,
         name: str,
         state: MemberState,
+        *,
+        cached: bool = False,
     ) -> Revision | None:
         """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more.
 
-        Embedded members are read in their present state, because they have no other.
+        With `cached`, the index may come from the cache on disk, as for `read_frame`. Embedded members are read in
+        their present state, because they have no other.
         """
         path, generation, sparse, _ = state
         if is_embedded(path):
@@ -429,19 +432,19 @@ class ListedGroup:
             row = Row(path, generation.hex(), sparse)
             # If somebody has dropped the snapshot, `vacuum` may have removed the revision.
             with suppress(*MISSING):
-                revision = load_revision(self.member(path), row)
+                revision = load_revision(self.member(path), row, cached=cached)
                 # Without the group as its owner, the revision stays the same when the group commits.
                 return replace(revision, owner=ALONE)
             return None
         # Frames that were copied here from a local disk contain the states of snapshots.
         with suppress(*MISSING, ConflictError):
-            source = load_published(self.store_of(path))
+            source = load_published(self.store_of(path), cached=cached)
             return intact.find_intact_state(source, state, manifest.identity.encode(), repr(name))
         return None
 
     def _embedding(self) -> SChunk:
         """Read the embedding frame, and return it as a read-only super-chunk."""
-        source = load_published(self.store_of(EMBEDDED))
+        source = load_published(self.store_of(EMBEDDED), cached=True)
         return SChunk(Handle(source, "r"))
 
     def _promise(self, path: str) -> Handle | None:

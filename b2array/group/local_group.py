@@ -300,7 +300,7 @@ class LocalGroup:
         """Read the embedding frame, and return it as a read-only super-chunk."""
         return SChunk(Handle(self._own_state(EMBEDDED, self.manifest), "r"))
 
-    def load_manifest(self) -> Manifest:
+    def load_manifest(self, *, cached: bool = False) -> Manifest:  # noqa: ARG002
         """Read the present manifest, without its version."""
         manifest, _ = read_manifest(self.store, versioned=False)
         return manifest

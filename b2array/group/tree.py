@@ -56,6 +56,7 @@ class Tree:
         self._name = group.name
         self._remark = group._remark()
         self._attrs = dict(group.attrs)
+        self._disk_cache: str | None = group._disk_cache()
         self._members: dict[str, Any] = dict.fromkeys(filter(None, names))
         if len(paths) > _SHOWN:
             return
@@ -70,7 +71,10 @@ class Tree:
 
     def __repr__(self) -> str:
         branches = draw_branches(nest(self._members), _describe)
-        return "\n".join([f"/{printable(self._name)}{self._remark}", *branches])
+        lines = [f"/{printable(self._name)}{self._remark}", *branches]
+        if self._disk_cache is not None:
+            lines.append(f"disk cache: {printable(self._disk_cache)}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         parts = [_items(nest(self._members))]
@@ -78,6 +82,8 @@ class Tree:
             attrs = {name: short(value) for name, value in self._attrs.items()}
             title = f"attributes ({len(attrs)})"
             parts.insert(0, fold(title, table(attrs)))
+        if self._disk_cache is not None:
+            parts.append(table({"disk cache": self._disk_cache}))
         return put_title(f"b2array.Group{self._remark}", self._url, parts)
 
 

@@ -87,6 +87,10 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> Overv
         about["snapshots"] = ", ".join(names) or None
     else:
         about["snapshot"] = at
+    outer, _ = split_member(address)
+    directory = open_store(outer, storage_options=storage_options).disk_cache if is_group else None
+    if directory is not None:
+        about["disk cache"] = directory
     return Overview(about, fields, failed)
 
 
@@ -403,7 +407,7 @@ def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Revis
     # Do not read the layout, which may be damaged.
     if kind is B2ND:
         store = open_store(address, storage_options=storage_options)
-        return owners.load(store)
+        return owners.load(store, cached=True)
     with kind.open(address, storage_options) as source:
         if source.handle is None:
             raise UnsupportedError(f"{redact_url(url)} is of the format {kind.name}, which has no Blosc2 frames")
