@@ -33,7 +33,6 @@ from b2array.frame.revision import Revision
 from b2array.frame.source import Source
 from b2array.group.listed_group import AnyGroup
 from b2array.group.local_group import NewFrame, copier_of
-from b2array.store.base import Mutex
 from b2array.store.base import Mutex, Store
 
 __all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]
