@@ -204,8 +204,7 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
     nbytes, above = sizes[:, 0], offsets >= ledger.floor
     if not nbytes[offsets >= 0].all():
         return None
-    # For text, this is 4 bytes too much.
-    records = int(above.sum()) * record_nbytes(sizes.shape[1] - 1)
+    records = int(above.sum()) * record_nbytes(state.nblocks)
     live = int(nbytes[above].sum(dtype=np.int64)) + records
     return ledger.dead + max(0, state.frame.cbytes - ledger.floor) - live
 
@@ -451,7 +450,7 @@ def _needed_nbytes(states: Iterable[State]) -> int:
         stored = state.frame.offsets >= 0
         nbytes = state.sizes[stored, 0].astype(np.int64)
         places.append(state.frame.offsets[stored])
-        sizes.append(nbytes + record_nbytes(state.sizes.shape[1] - 1))
+        sizes.append(nbytes + record_nbytes(state.nblocks))
     _, first = np.unique(np.concatenate(places), return_index=True)
     return int(np.concatenate(sizes)[first].sum())
 

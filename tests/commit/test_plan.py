@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from b2array.format.header import FrameType
+from b2array.format.kept import ledger_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +21,7 @@ from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
 from b2array.commit.edits import compact, set_special
 from b2array.commit.handle import Handle
-from b2array.commit.plan import CommitStep, Facts, Plan, plan
+from b2array.commit.plan import CommitStep, Facts, Plan, _dead_nbytes, plan
 from b2array.format.frame_header import FrameType
 from b2array.frame.revision import Revision
 from b2array.store.memory import MemoryStore
@@ -169,6 +172,30 @@ def test_a_file_that_would_be_mostly_dead_is_compacted_or_extended_if_that_fails
     assert made.otherwise is not None
     assert made.otherwise.step == CommitStep.APPEND
     assert plan(draft.freeze(), base, OBJECT).otherwise is None
+
+
+@pytest.mark.parametrize("dtype", ["T", "U40", "i8"])
+def test_a_plan_counts_as_dead_what_verify_finds_dead(tmp_path: Path, dtype: str) -> None:
+    numbers = np.arange(3000) * 10**9
+    a = b2array.asarray(numbers.astype(dtype), url=tmp_path / "a.b2nd", chunks=100, blocks=10)
+
+    def counted() -> int | None:
+        state = a._handle.revision.state
+        return _dead_nbytes(state, ledger_of(state))
+
+    def found() -> int:
+        return b2array.verify(tmp_path / "a.b2nd", deep=True).dead_nbytes
+
+    assert counted() == found() == 0
+    a.snapshot("one")
+    a[::2] = a[1::2]
+    assert counted() == found()
+    # The bytes that kept states need are counted anew.
+    a.drop_snapshot("one")
+    assert counted() == found() > 1000
+    a.snapshot("two")
+    a[5] = a[6]
+    assert counted() == found()
 
 
 def test_a_plan_depends_on_nothing_but_its_arguments() -> None:
