@@ -324,6 +324,81 @@ def test_servers_without_versions_are_not_cached(http, tmp_path, directory) -> N
     assert files(directory) == []
 
 
+@pytest.fixture
+def answers(monkeypatch) -> Callable[[Callable[[dict[str, str], str], dict[str, str]]], None]:
+    """Give a function that changes the headers of all answers; it gets the headers and the path."""
+    from servers import _Handler
+
+    content = _Handler._content
+
+    def change(headers_of: Callable[[dict[str, str], str], dict[str, str]]) -> None:
+        def changed(self: _Handler, path: str) -> tuple[int, dict[str, str], bytes]:
+            status, headers, data = content(self, path)
+            return status, headers_of(headers, self.headers.get("Range", "")), data
+
+        monkeypatch.setattr(_Handler, "_content", changed)
+
+    return change
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("tags", ["weak", "only of the index", "none in ranges"])
+@pytest.mark.parametrize("library", ["b2array", "blosc2"])
+def test_bytes_without_a_strong_version_are_not_kept(http, tmp_path, directory, answers, tags, library) -> None:
+    x = values()
+    path = tmp_path / "a.b2nd"
+    if library == "b2array":
+        make(path, x)
+    else:
+        blosc2.asarray(x, urlpath=str(path), chunks=CHUNKS, blocks=BLOCKS)
+    publish(http, path)
+
+    def headers_of(headers: dict[str, str], wanted: str) -> dict[str, str]:
+        tag = headers.pop("ETag", "")
+        if tags == "weak":
+            return {**headers, "ETag": f"W/{tag}"}
+        is_of_index = wanted in ("bytes=0-65535", "bytes=-65536", "bytes=0-0")
+        return {**headers, "ETag": tag} if tags == "only of the index" and is_of_index else headers
+
+    answers(headers_of)
+    for seed in range(3):
+        for _ in range(2):
+            read_all(http.url_of("a.b2nd"), x)
+        kept = sum(file.stat().st_size for file in files(directory))
+        assert kept < (0.2 * len(http.objects["a.b2nd"]) if tags == "only of the index" else 1)
+        x = values(seed + 1)
+        path.unlink()
+        blosc2.asarray(x, urlpath=str(path), chunks=CHUNKS, blocks=BLOCKS)
+        publish(http, path)
+
+
+@pytest.mark.usefixtures("client")
+def test_an_address_that_redirects_elsewhere_gives_the_new_values(http, tmp_path, monkeypatch) -> None:
+    from servers import _Handler
+
+    target = ["one.b2nd"]
+    content = _Handler._content
+
+    def redirect(self: _Handler, path: str) -> tuple[int, dict[str, str], bytes]:
+        if path == "latest.b2nd":
+            return 302, {"Location": f"/{target[0]}"}, b""
+        return content(self, path)
+
+    monkeypatch.setattr(_Handler, "_content", redirect)
+    states = {}
+    for seed, name in enumerate(("one.b2nd", "two.b2nd")):
+        states[name] = values(seed)
+        make(tmp_path / name, states[name])
+        publish(http, tmp_path / name, name)
+    for name in ("one.b2nd", "two.b2nd", "one.b2nd"):
+        target[0] = name
+        for _ in range(2):
+            http.requests.clear()
+            read_all(http.url_of("latest.b2nd"), states[name])
+        # One request, and its redirection.
+        assert len(http.requests) <= 2
+
+
 def test_servers_whose_versions_change_all_the_time_are_as_before(http, tmp_path) -> None:
     x = values()
     make(tmp_path / "a.b2nd", x, "sparse")

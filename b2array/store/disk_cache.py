@@ -84,6 +84,8 @@ _MOST_INDEXES = 4096
 _MOST_COUNTS = 2**16
 """The size of the file ``reads`` from which a process sums it up."""
 _SECONDS_BETWEEN_NOTES = 1.0
+_CLOCKS_DIFFER = 60 * 10**9
+"""In nanoseconds. The clocks of a computer and of its file server may differ so much."""
 _LONGEST_WRITE = 30.0
 """In seconds. A record that is still incomplete then will not be completed."""
 
@@ -361,7 +363,9 @@ class DiskCache:
         most = max(0, config.disk_cache_bytes * 9 // 10 - coming)
         # Other processes can go on meanwhile, and need not do the same.
         self._set_total(most + coming)
-        files = sorted(self._files())
+        # A file from the future is of a time when the clock was wrong: nobody knows when it was used.
+        present = time.time_ns() + _CLOCKS_DIFFER
+        files = sorted((0 if used > present else used, nbytes, path) for used, nbytes, path in self._files())
         total = sum(nbytes for _, nbytes, _ in files)
         for _, nbytes, path in files:
             if total <= most:

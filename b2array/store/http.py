@@ -76,15 +76,15 @@ class HttpStore(FsspecStore):
             return None
         return ranges.Address(match[1], match[2])
 
-    def read(
+    def _read(
         self,
         spans: Sequence[Span],
+        expected: Version | None,
         *,
-        expected: Version | None = None,
-        clip: bool = False,
-    ) -> list[memoryview]:
+        clip: bool,
+    ) -> tuple[list[memoryview], bool]:
         try:
-            return super().read(spans, expected=expected, clip=clip)
+            return super()._read(spans, expected, clip=clip)
         except ConflictError:
             # This request only explains the failure. If the server does not answer, the first error is raised.
             with suppress(OSError):

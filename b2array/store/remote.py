@@ -267,6 +267,17 @@ class FsspecStore(Store):
         expected: Version | None = None,
         clip: bool = False,
     ) -> list[memoryview]:
+        views, _ = self._read(spans, expected, clip=clip)
+        return views
+
+    def _read(
+        self,
+        spans: Sequence[Span],
+        expected: Version | None,
+        *,
+        clip: bool,
+    ) -> tuple[list[memoryview], bool]:
+        """Do the same as `read`; also return whether each answer says that it is of the expected version, if any."""
         merged = merge(self.url, spans, _READ_LIMIT)
         for wider in _WIDER:
             if len(merged) == 1 or len(merged) <= self.connections:
@@ -274,12 +285,14 @@ class FsspecStore(Store):
             merged = merge(self.url, spans, _READ_LIMIT, gap=wider * config.coalesce_gap)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         answers = self._ranges(filled, expected)[::-1] if filled else []
+        is_sure = expected is None or all(_tag_in(each) == expected.tag for each in answers)
         try:
             # Drop each answer after its copy, so that only one answer is in memory twice.
             by_span = {span: self._fit(span, answers.pop(), clip=clip) for span in filled}
         except ConflictError:
             raise stale_reader(where(self.url, filled[0].name)) from None
-        return scatter(spans, merged, (by_span.get(each.span, memoryview(b"")) for each in merged))
+        views = scatter(spans, merged, (by_span.get(each.span, memoryview(b"")) for each in merged))
+        return views, is_sure
 
     def _ranges(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         """Return an error for each span, or its bytes and the object's state; None for a state that was not sent."""
@@ -444,10 +457,10 @@ class FsspecStore(Store):
         clip: bool = False,
         split: through.Split | None = None,
     ) -> list[memoryview]:
-        fetch = partial(self.read, expected=expected, clip=clip)
         cache = self._disk_cache()
         if cache is None or not any(contents):
-            return fetch(spans)
+            return self.read(spans, expected=expected, clip=clip)
+        fetch = partial(self._read, expected=expected, clip=clip)
         return through.read(cache, self._place or "", spans, contents, fetch, clip=clip, split=split)
 
     def find_on_disk(
@@ -708,6 +721,14 @@ def bytes_range(start: int, stop: int) -> str:
 def join(root: str, name: str) -> str:
     """Return the address of an object: the root of the store, the name, and then the query of the root."""
     return join_url(root, name) if name else root
+
+
+def _tag_in(answer: Any) -> str | None:
+    """Return the tag of the object's version in an answer; None for an error, and for a version that was not sent."""
+    if isinstance(answer, Exception):
+        return None
+    _, state = answer
+    return None if state is None or state.version is None else state.version.tag
 
 
 def _tail(answer: Any) -> Tail | None:

@@ -112,15 +112,16 @@ def read(
     place: str,
     spans: Sequence[Span],
     names: Names,
-    fetch: Callable[[list[Span]], list[memoryview]],
+    fetch: Callable[[list[Span]], tuple[list[memoryview], bool]],
     *,
     clip: bool,
     split: Split | None = None,
 ) -> list[memoryview]:
     """Read spans of objects, from the cache if it has them; `fetch` reads the others, and the cache keeps them.
 
-    With `clip`, `fetch` may return a shorter view of a span that reaches beyond the end of its object. `split` names
-    the bytes between spans, which requests may bring as well.
+    `fetch` also returns whether the bytes are certain to be of the state that gives them their names; otherwise the
+    cache does not keep them. With `clip`, `fetch` may return a shorter view of a span that reaches beyond the end of
+    its object. `split` names the bytes between spans, which requests may bring as well.
     """
     wanted = _wanted(place, spans, names)
     parts = _find(cache, wanted, clip=clip)
@@ -128,17 +129,18 @@ def read(
         return [_join(part, None) for part in parts]
     gaps = _gaps(wanted, [part.missing for part in parts])
     requests = _plan_requests(wanted, gaps)
-    views = fetch([request.span for request in requests])
+    views, is_sure = fetch([request.span for request in requests])
     answers: dict[int, memoryview] = {}
     for request, view in zip(requests, views, strict=True):
         for n in request.numbers:
             answers[n] = request.part_of(view, gaps[n])
-    with _giving_up(cache):
-        for request, view in zip(requests, views, strict=True):
-            came = [_Slice(gaps[n], wanted[n].key, wanted[n].base) for n in request.numbers]
-            if split is not None:
-                came += _wanted(place, *_name_between(request.span, came, split))
-            _keep(cache, request, view, came)
+    if is_sure:
+        with _giving_up(cache):
+            for request, view in zip(requests, views, strict=True):
+                came = [_Slice(gaps[n], wanted[n].key, wanted[n].base) for n in request.numbers]
+                if split is not None:
+                    came += _wanted(place, *_name_between(request.span, came, split))
+                _keep(cache, request, view, came)
     return [_join(part, answers.get(n)) for n, part in enumerate(parts)]
 
 

@@ -260,6 +260,18 @@ def test_the_least_recently_used_contents_go_first(cache: DiskCache) -> None:
     assert sum(path.stat().st_size for path in files(cache)) <= 400_000
 
 
+def test_contents_from_a_time_when_the_clock_was_ahead_go_first(cache: DiskCache) -> None:
+    """Otherwise they would stay for ever, and each new content would go at once."""
+    with config.using(disk_cache_bytes=400_000):
+        fill(cache, range(8), 40_000)
+        later = time.time() + 10**7
+        for path in files(cache):
+            os.utime(path, (later, later))
+        fill(cache, range(8, 12), 40_000)
+        left = {n for n in range(12) if read(cache, n.to_bytes(16, "big"), 0, 40_000) is not None}
+    assert {8, 9, 10, 11} <= left
+
+
 @pytest.mark.parametrize("nbytes", [100, 5000, 30_000])
 def test_the_cache_never_exceeds_its_limit(cache: DiskCache, nbytes: int) -> None:
     with config.using(disk_cache_bytes=200_000):
@@ -409,8 +421,8 @@ def test_a_full_disk_turns_the_cache_off_with_one_warning(setting: Path, monkeyp
     data = content(50_000)
     spans, contents = [Span("x", 0, 50_000)], [ContentName(b"x", 0)]
 
-    def fetch(spans: list[Span]) -> list[memoryview]:
-        return [memoryview(data)[start:stop] for _, start, stop in spans]
+    def fetch(spans: list[Span]) -> tuple[list[memoryview], bool]:
+        return [memoryview(data)[start:stop] for _, start, stop in spans], True
 
     with pytest.warns(UserWarning, match="reads without its cache on disk.*No space left"):
         assert through.read(cache, "place", spans, contents, fetch, clip=False) == [data]
