@@ -366,7 +366,7 @@ def test_states_of_inner_groups_of_trees_and_of_later_commits_get_names(url: Pat
     delayed.compute()
     assert reopened(url, group="other", at="later").a.values.tolist() == [0, 1]
     assert b2array.open_group(url, at="tree")["inner/air/a"].shape == (2, 2)
-    with pytest.raises(ValueError, match="keeps no snapshots"):
+    with pytest.raises(ValueError, match="cannot keep snapshots"):
         to_b2array(at("2000-01-01"), url.with_suffix(".b2z"), snapshot="no")
 
 

@@ -57,7 +57,7 @@ def pack(
     url : str or os.PathLike, optional
         The URL of the new file. By default the function returns the bytes of the file.
     checksum : str or None, default "adler32"
-        "adler32", "crc32", "md5", "sha1", "sha224", "sha256", "sha384", "sha512", or none.
+        "adler32", "crc32", "md5", "sha1", "sha224", "sha256", "sha384", "sha512", or None for no checksums.
     offsets : bool, default True
         Whether the file lists the positions of its chunks, so that parts can be read fast.
     chunk_size : int, optional
@@ -175,7 +175,7 @@ def create(
         about = Description(np.dtype(dtype), extents, order)
         has_other_gap = any(n is None for axis, n in enumerate(shape) if axis != about.axis)
         if has_other_gap or any(n < -1 for n in extents):
-            raise ValueError(f"only the extent along axis {about.axis} can be left open, not {tuple(shape)}")
+            raise ValueError(f"only the extent along axis {about.axis} may be None, found shape {tuple(shape)}")
         nbytes = None if -1 in extents else about.nbytes
     return Writer(
         url,

@@ -191,7 +191,7 @@ class FileHeader:
             )
         known_options = _OFFSETS | _METADATA if version == 3 else _OFFSETS
         if options & ~known_options:
-            raise UnsupportedError(f"options {options:#04x} of a Bloscpack file of version {version}")
+            raise UnsupportedError(f"unknown options {options:#04x} of a Bloscpack file of version {version}")
         _check_checksum(self.checksum)
         sizes = {"chunk-size": self.chunk_size, "last-chunk": self.last_chunk, "nchunks": self.nchunks}
         for name, size in sizes.items():

@@ -160,7 +160,7 @@ def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dic
         as_read = json.loads(json.dumps(metadata))
         head.description(as_read)
     except FormatError as error:
-        raise ValueError(f"no reader would understand the metadata: {error}") from None
+        raise ValueError(f"the metadata cannot be read back from JSON: {error}") from None
     return None if about is None and extra is None else metadata
 
 
@@ -264,9 +264,9 @@ class Writer:
     def _attempt(self, write: Callable[..., None], *args: Any) -> None:
         """Call a function that writes. After a failure, such as a full disk, the file may contain part of a chunk."""
         if self._failed:
-            raise ValueError("expected a file that every write has reached, found that one failed: there is no file")
+            raise ValueError("an earlier write failed, so the file was removed: begin a new one")
         if self._file.closed:
-            raise ValueError("expected a file that is being written, found one that was closed or given up")
+            raise ValueError("the file is closed: nothing can be written to it")
         try:
             write(*args)
         except BaseException:
@@ -366,7 +366,7 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
         # The size of the only chunk does not determine the size of further chunks.
         size = max(size, _chunk_size(None, reader.dtype.itemsize))
     if size <= 0:
-        raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
+        raise UnsupportedError(f"{reader.url} does not state the size of its chunks: write a new file")
     starts, stop, rest = _full_chunks(reader, size)
     typesize = max(header.typesize, 1)
     with Spool() as spool:
@@ -400,7 +400,7 @@ def _full_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]
         return [], reader.first_chunk, []
     last = reader.place(len(starts) - 1)
     if last.start != max(starts):
-        raise UnsupportedError(f"{reader.url} has chunks behind its last one")
+        raise UnsupportedError(f"{reader.url} stores other chunks behind its last one: write a new file")
     if last.nbytes < size:
         data = [data for _, data in reader.decode_chunks([last])]
         return starts[:-1], last.start, data

@@ -124,9 +124,9 @@ def convert(
     access : {"balanced", "planes", "series", "boxes", "samples"}, optional
         Choose new chunks and blocks for keys of this kind; see `create`.
     cparams : CParams, optional
-        The compression: all parameters in ``.b2nd``, and in HDF5 with the `compression` of Blosc; codec, level and
-        shuffle in Zarr and ``.blp``; otherwise in HDF5 only the level. By default a copy of a Blosc2 array as another
-        Blosc2 array has the same parameters, and the same compressed chunks if their shape does not change.
+        The compression. ``.b2nd``, and HDF5 with the `compression` "blosc" or "blosc2", use all parameters; Zarr and
+        ``.blp`` use codec, level and shuffle; other HDF5 files use only the level. By default a copy of a Blosc2 array
+        as another Blosc2 array has the same parameters, and the same compressed chunks if their shape does not change.
     layout : {"auto", "contiguous", "sparse"}
         The layout of a ``.b2nd``: one file, or a directory.
     overwrite : bool, default False
@@ -166,18 +166,20 @@ def convert(
     KeyError
         The source has no such snapshot.
     UnsupportedError
-        The destination's format does not support the type of the items, or a package is missing. Nothing was written.
-        Or items are in other files; see `follow_external`.
+        The destination's format does not support the type of the items, a package is missing, or items are in other
+        files (see `follow_external`). Nothing was written.
+    FormatError
+        An array is damaged. The intact arrays of a group were copied.
+    ConflictError
+        Another writer changed an array during the copy. The other arrays of a group were copied.
     B2ArrayError
-        With `verify`, the destination differs from the source. Or only some arrays of a group could be copied: then the
-        error is a FormatError if one is damaged, otherwise a ConflictError if another writer changed one meanwhile.
+        With `verify`, the destination differs from the source.
 
     Warns
     -----
     UserWarning
-        The destination's format does not support attributes, names of dimensions, the fill value or snapshots, or the
-        attributes or snapshots of a whole group. Or attributes of an HDF5 file refer to places in the file, and are
-        dropped.
+        The destination's format does not support attributes, names of dimensions, the fill value or snapshots of an
+        array or a group. Attributes that refer to places in their HDF5 file were dropped.
 
     Examples
     --------
@@ -354,7 +356,7 @@ def _open_moments(tree: Hierarchy) -> Iterator[Any]:
 
 
 def _check_rounding(target: Format, *, verify: bool) -> None:
-    """Raise an error if the destination cannot store rounded values, or if they would be compared afterwards."""
+    """Raise an error if the destination cannot store rounded values, or if `verify` would compare them."""
     if target.name not in _ROUNDED:
         raise UnsupportedError(f"the format {target.name} cannot store values with errors, only {_ROUNDED} can")
     if verify:

@@ -29,7 +29,7 @@ HIDDEN = frozenset(
 """Attributes that describe dimensions, or the file."""
 
 NOT_A_COORDINATE = "_nc4_non_coord_"
-"""The prefix for a netCDF variable with the name of a dimension whose coordinate it is not."""
+"""The prefix of a netCDF variable that has the name of a dimension but is not its coordinate."""
 
 _ONLY_A_LENGTH = "This is a netCDF dimension but not a netCDF variable"
 _NUMBER, _NUMBERS = "_Netcdf4Dimid", "_Netcdf4Coordinates"
@@ -104,7 +104,7 @@ def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | Non
 
 
 def _rename(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
-    """Rename datasets with the name of a dimension whose coordinate they are not, as netCDF does."""
+    """Rename datasets that have the name of a dimension but are not its coordinate, as netCDF does."""
     used = {(path.rpartition("/")[0], name) for path, names in written.items() for name in names}
     by_path = {}
     for path, names in written.items():

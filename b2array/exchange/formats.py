@@ -220,7 +220,7 @@ Put = Callable[[str, ArraySource, Iterable[Piece], Options], None]
 
 
 class Building(NamedTuple):
-    """Functions that add an array, and the attributes of a group, by name to a destination under construction."""
+    """A destination under construction: functions that add an array, or the attributes of a group, under a name."""
 
     put: Put
     group: Callable[[str, Mapping[str, Any]], None]
@@ -283,7 +283,7 @@ def require(module: str, extra: str, what: str) -> ModuleType:
 def refuse_objects(source: ArraySource, _: Options) -> None:
     """Raise UnsupportedError for items that are Python objects."""
     if source.dtype.hasobject and source.dtype.kind != "T":
-        raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
+        raise UnsupportedError(f"items of type {source.dtype} are Python objects, which cannot be stored as bytes")
 
 
 def storable(source: ArraySource, keeps: Collection[str]) -> ArraySource:
@@ -497,7 +497,7 @@ def array_options(source: ArraySource, settings: Options) -> ArrayOptions:
 
 KEPT_BY_FRAMES = frozenset({"attrs", "dims", "fill value", "snapshots", "text", "missing text"})
 WITH_TEXT = frozenset({"attrs", "dims", "fill value", "text"})
-"""What formats of other libraries keep that have text of any length, without missing items."""
+"""What a format of another library keeps if it has text of any length, but no missing items."""
 
 B2ND = Format(
     "b2nd",

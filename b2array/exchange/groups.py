@@ -321,8 +321,8 @@ def _building_into_b2z(address: str, prefix: str, settings: Options) -> Iterator
     storage = settings.storage_options or {}
     if not is_changeable_archive(address, storage):
         raise ReadOnlyError(
-            f"{redact_url(address)} is an archive on another computer, to which no member can be added: b2array.convert"
-            " writes a new one"
+            f"{redact_url(address)} is an archive on another computer, to which no member can be added: convert the"
+            " members to a new archive"
         )
     home = open_unpacked(address, storage, "r+", resume=None)
     try:

@@ -198,7 +198,7 @@ def _nodes(
         warn(f"{place}: the links {left_out} are left out, because they lead to groups, or to nothing")
     if other_names:
         shown = ", ".join(other_names[:_MANY_NAMES]) + (", ..." if len(other_names) > _MANY_NAMES else "")
-        warn(f"{place}: groups with several names are copied under one; left out are {shown}")
+        warn(f"{place}: a group with several names is copied under one of them; left out: {shown}")
 
 
 def _is_soft(h5py: ModuleType, group: Any, key: str) -> bool:
@@ -207,7 +207,7 @@ def _is_soft(h5py: ModuleType, group: Any, key: str) -> bool:
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turn errors of HDF5 into FormatError with the place. For damage, HDF5 raises OSError without a number."""
+    """Turn errors of HDF5 into FormatError with the place. HDF5 reports damage as OSError without a number."""
     try:
         yield
     except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
@@ -367,7 +367,7 @@ def _has_other_bytes(data: Any, where: str) -> bool:
 def _unpack_attr(value: Any, packs: bool = False) -> Any:
     """Return an attribute in types of Python and NumPy; text becomes `str`.
 
-    With `packs`, a number of a type that Python does not have keeps its type, in an array without dimensions.
+    With `packs`, a number whose type Python lacks becomes an array without dimensions, and so keeps its type.
     """
     # netCDF stores an empty text in this form.
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):
@@ -463,7 +463,7 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
             with formats.local_copy(address, settings.storage_options) as old, _tree(old, None) as tree:
                 if not name and len(tree.names) > most:
                     raise FileExistsError(
-                        f"{redact_url(address)} holds several datasets: name the one to replace behind #"
+                        f"{redact_url(address)} holds several datasets: name the dataset to replace after #"
                     )
                 if name:
                     shutil.copyfile(old, path)

@@ -285,7 +285,7 @@ def compressing(
 
 @contextmanager
 def without_plugins(h5py: ModuleType) -> Iterator[None]:
-    """Keep HDF5 from loading filters in the block, which opens a file or makes a dataset.
+    """Keep HDF5 from loading filters while the block opens a file or makes a dataset.
 
     netCDF4 sets a directory of filters for every copy of HDF5 in the process. The filters work with netCDF4's copy, and
     fail with h5py's copy, which loads all of them to open a new file.
@@ -303,7 +303,7 @@ def without_plugins(h5py: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def making_direct(h5py: ModuleType, compression: str) -> Iterator[None]:
-    """Keep HDF5 from loading filters in the block, which makes a dataset whose chunks `write` compresses.
+    """Keep HDF5 from loading filters while the block makes a dataset whose chunks `write` compresses.
 
     UnsupportedError says that HDF5 has already loaded a filter that does not work.
     """

@@ -74,7 +74,7 @@ def check_items(h5py: ModuleType, data: Any, where: str) -> None:
             seen.add(name)
             # HDF5 replaces such a pattern by numbers.
             if "%" in name:
-                raise UnsupportedError(f"{where}: its items are in all datasets like {name!r}; {_HINT}")
+                raise UnsupportedError(f"{where}: its items are in all datasets whose names match {name!r}; {_HINT}")
             try:
                 inner = open_node(h5py, data.file, name, where)
             except KeyError:

@@ -98,7 +98,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 
 def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
-    """Return an error that names directories with files of Zarr for which there is no node, or None."""
+    """Return an error that names the directories that contain Zarr's files but no node; None if there are none."""
     groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
     lost = set()
     store = open_store(_parts(url), storage_options=storage_options)

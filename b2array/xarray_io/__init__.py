@@ -1,15 +1,15 @@
 """xarray: arrays and groups as datasets and trees, and back.
 
-A variable is an array whose dimensions have names; a dataset is a group of them, a tree one with groups in it. What
-xarray keeps in attributes by the CF conventions (units and calendars of times, scales, which variables are coordinates)
-is in the attributes of arrays and groups.
+A variable is an array whose dimensions have names. A dataset is a group of variables, and a tree is a group that
+contains groups. The metadata of the CF conventions (units and calendars of times, scales, which variables are
+coordinates) are attributes of arrays and groups.
 
 backend           opens datasets and trees: ``xarray.open_dataset(url, engine="b2array")``
 loading           one `read_many` for all variables of a dataset that xarray loads
 writing           `to_b2array`, its modes, and the transaction; dask arrays in one graph
 creating          makes new variables and attributes
 variable_changes  changes existing variables: appends, regions, finer units of times
-tasks             what `to_b2array` passes on to these
+tasks             what `to_b2array` passes to the modules above
 encoding          values of variables -> what is stored, in new arrays and in existing ones
 preferences       chunks and other choices for new variables: as the call, dask or the opened file has them
 indexes           where values go in existing arrays, and whether their labels agree

@@ -32,7 +32,7 @@ __all__ = ["Backend", "MemberStore", "Url", "arrays_of", "attributes_of", "dims_
 
 Url = str | os.PathLike[str]
 Opened = Url | NDArray | Group
-"""What users pass: the place of an array or a group, or an open one."""
+"""What users pass: the URL of an array or a group, or an open array or group."""
 
 GROUPS = (".b2d", ".b2z")
 _IN_GROUP = re.compile(r"\.b2[dz](?:[/#?]|$)", re.IGNORECASE)
@@ -254,7 +254,7 @@ def _open(
         return NDArray(home._handle)  # raises the error that names super-chunks
     node = home[inner] if inner and isinstance(home, Group) else home
     if inner and (node is home or not isinstance(node, Group)):
-        raise TypeError(f"{name!r} in {home.url} is no group")
+        raise TypeError(f"{name!r} in {home.url} is not a group")
     return cast(Group | NDArray, node)
 
 

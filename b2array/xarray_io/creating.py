@@ -55,7 +55,10 @@ def _keep_missing(options: dict[str, Any]) -> None:
         return
     is_nan = missing != missing  # noqa: PLR0124 - NaN differs from itself
     if cparams.is_zfp and not is_nan:
-        raise UnsupportedError(f"ZFP would change items equal to {missing}, which mark missing ones; NaN stays NaN")
+        raise UnsupportedError(
+            f"ZFP would change items equal to {missing}, which marks missing items: mark them with NaN, which ZFP"
+            " keeps, or choose another codec"
+        )
     if cparams.is_lossy:
         options.setdefault("fill_value", missing)
 

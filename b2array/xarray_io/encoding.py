@@ -68,10 +68,10 @@ def mark(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
     """Check names, and note in the attributes which variables are coordinates. Return copies by their stored names."""
     for name in ds.variables:
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"a name of a variable must be text, a string or None, not {name!r}")
+            raise TypeError(f"the name of a variable must be a string or None, not {name!r}")
         if name == "" or (name is not None and "/" in name):
             raise ValueError(
-                f"a name of a variable, a string must be length 1 or more and without slashes, not {name!r}"
+                f"invalid name of a variable: a string must be length 1 or more and without slashes, not {name!r}"
             )
     for dim in ds.dims:
         if not isinstance(dim, str):
@@ -105,7 +105,7 @@ def encode(
     """
     for name in encoding:
         if name not in variables:
-            raise KeyError(f"encoding is given for {name!r}, which is no variable")
+            raise KeyError(f"encoding names {name!r}, which is not a variable of the dataset")
     plain = {}
     for name, variable in variables.items():
         plain[name] = _prepare(name, variable, encoding.get(name), options)
@@ -143,9 +143,9 @@ def _without_items(
     variable: xr.Variable,
     encoding: Mapping[Any, Any],
 ) -> xr.Variable:
-    """Return a variable of no objects, as times if its encoding has units of times, else as text.
+    """Return a variable of objects that has no items: as times if its encoding has units of times, else as text.
 
-    xarray would make floats of them, to which neither times nor text can be appended.
+    xarray would store it as floats, to which neither times nor text can be appended.
     """
     rest = dict(encoding)
     if " since " not in str(rest.get("units")):
@@ -214,7 +214,7 @@ def _check_codes(
     coded: xr.Variable,
     encoding: Mapping[Any, Any] = MappingProxyType({}),
 ) -> xr.Variable:
-    """Return an encoded variable that cannot be read as other items than the plain ones."""
+    """Return an encoded variable; raise an error if readers would decode other items from it."""
     is_whole_time = coded.dtype.kind in "iu" and is_time(variable)
     if is_whole_time and is_dask(coded):
         # xarray declares the type that was asked for, but encodes pieces of times as int64.
@@ -372,7 +372,9 @@ def _refuse_unknown(name: str, encoding: Mapping[Any, Any]) -> None:
     left = {key for key, value in encoding.items() if key != "_FillValue" or value is not None}
     unknown = sorted(map(str, left - _INHERITED - {*_OWN}))
     if unknown:
-        raise ValueError(f"unexpected encoding parameters for variable {name!r}: {unknown}; known besides CF: {_OWN}")
+        raise ValueError(
+            f"unexpected encoding parameters for variable {name!r}: {unknown}; known are {_OWN} and those of CF"
+        )
 
 
 def _choose_options(name: str, variable: xr.Variable, *, is_asked: bool) -> dict[str, Any]:
@@ -593,7 +595,7 @@ def _unify(name: str, variable: xr.Variable) -> xr.Variable:
     if all(isinstance(item, bytes) for item in values.flat):
         return _fix_width(name, variable, "S")
     if "_FillValue" in variable.attrs:
-        raise NotImplementedError(f"variable {name!r} has a _FillValue of another kind than its text")
+        raise NotImplementedError(f"variable {name!r} has a _FillValue that is not text, beside items that are")
     raise TypeError(f"variable {name!r} holds Python objects that are not all text; convert it first")
 
 
@@ -694,7 +696,7 @@ def is_time(variable: xr.Variable) -> bool:
 
 
 class OtherUnitsError(ValueError):
-    """Times do not fit the units in which the existing ones are stored; `units` are ones that they fit."""
+    """Times do not fit the units of the stored times; `units` are units that fit."""
 
     def __init__(self, message: str, units: object) -> None:
         super().__init__(message)
@@ -777,7 +779,7 @@ def _require_fit(name: str, coded: xr.Variable, dtype: np.dtype[Any], array: NDA
         if coded.dtype.itemsize > stored.itemsize and dtype.kind not in "OT":
             raise ValueError(
                 f"Mismatched dtypes for variable {name!r}: it is stored as {stored}, which cannot hold {coded.dtype}; "
-                "as objects, astype(object), it makes the stored text wider"
+                "astype(object) makes the stored text wider"
             )
     elif coded.dtype != stored and not np.can_cast(coded.dtype, stored, "safe"):
         raise _misfit(name, stored, coded.dtype)

@@ -69,7 +69,7 @@ def _find_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) ->
     index = _load_index(ds, dim, array)
     if not index.is_unique:
         raise ValueError(
-            f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
+            f"the stored coordinate {dim!r} has repeated values, so no region can be found in it: pass slices"
         )
     positions = index.get_indexer(ds[dim].to_index())
     if (positions < 0).any():

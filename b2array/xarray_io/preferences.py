@@ -32,8 +32,8 @@ _NETCDF_FILL = {
     "u4": 2**32 - 1,
     "u8": 2**64 - 2,
 }
-"""The values with which netCDF's libraries fill unwritten items, by netcdf.h. Those for bytes and u2 are omitted,
-because users may have chosen these numbers."""
+"""The values with which netCDF's libraries fill unwritten items, as netcdf.h defines them. Those for
+bytes and u2 are omitted, because users may have chosen these numbers."""
 
 
 def preferences(

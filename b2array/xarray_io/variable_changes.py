@@ -209,7 +209,7 @@ def _take_attributes(
         new = other["units"]
         raise ValueError(
             f"variable {name!r} is stored in units of {old!r}, the new part is in {new!r}: "
-            "convert it, or correct its attribute"
+            "convert the new part, or correct its attribute 'units'"
         )
     if other:
         new = "the new part has" if is_part else "the new values have"
@@ -240,13 +240,13 @@ def _change_units_as_asked(
 ) -> None:
     """Store existing times again, in the units that the encoding requests."""
     if variable is None:
-        raise KeyError(f"encoding is given for {name!r}, which is no variable")
+        raise KeyError(f"encoding names {name!r}, which is not a variable of the dataset")
     array = arrays[name]
     others = [key for key in asked if key not in (*UNITS, "dtype")]
     if others or "units" not in asked or "units" not in array.attrs or not is_time(variable):
         raise ValueError(
-            f"variables {[name]} already exist, but encoding was provided: of what is stored, only times can get others"
-            " units and another dtype"
+            f"variables {[name]} already exist, but encoding was provided: only stored times can get other units and"
+            " another dtype"
         )
     keeps_dtype = "dtype" not in asked or np.dtype(asked["dtype"]) == array.dtype
     if keeps_dtype and is_same(asked["units"], array.attrs["units"]):
@@ -322,7 +322,8 @@ def _encode_as_stored(
             if task.mode == "r+" or owner != name or not _may_change_units(name, arrays):
                 mode = ", mode='a'" if task.mode == "r+" else ""
                 raise ValueError(
-                    f"{error}; encoding={{{owner!r}: {{'units': {error.units!r}}}}}{mode} stores all of them in these"
+                    f"{error}; encoding={{{owner!r}: {{'units': {error.units!r}}}}}{mode} stores all times in these"
+                    " units"
                 ) from None
             arrays[name].attrs["units"] = error.units
             result[name] = as_stored(name, variables[name], arrays[name])
@@ -387,7 +388,7 @@ def _check_new(
     if new and task.mode == "r+":
         raise ValueError(
             f"the dataset contains non-pre-existing variables: {target.url} has no variables {sorted(new)}; mode='a' "
-            "adds some"
+            "adds them"
         )
     if task.append_dim is not None and task.append_dim not in ds.dims:
         raise ValueError(f"the dataset has no dimension {task.append_dim!r}")

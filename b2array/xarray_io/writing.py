@@ -97,52 +97,54 @@ def to_b2array(
     fs: AbstractFileSystem | None = None,
     **options: Unpack[VariableKeywords],
 ) -> Any:
-    """Write a dataset, a tree of them or a single array as a group of arrays, in one commit.
+    """Write a dataset, a tree of datasets or a single array as a group of arrays, in one commit.
 
-    Variables that are dask arrays are computed in one graph, and written in parallel. A reader who opens the group sees
-    all of the commit or nothing of it: never a variable that has grown while its coordinate has not.
+    All dask arrays are computed in one graph, and written in parallel. A reader that opens the group sees all of the
+    commit or nothing of it: never a variable that has grown beside a coordinate that has not.
 
     Parameters
     ----------
     ds : xarray.Dataset, xarray.DataArray or xarray.DataTree
-        Names of variables and dimensions must be text.
+        What to write. The names of variables and dimensions must be strings.
     url : str or os.PathLike
-        A directory, a prefix that fsspec understands, or a local ``.b2z`` file, which is written as a whole.
+        The group: a directory, a URL that fsspec understands, or a local ``.b2z`` file, which is rewritten as a whole.
     mode : {"w-", "x", "w", "a", "a-", "r+"}, optional
-        "w-" or "x": make a new group. "w": replace the group with everything in it. "a": add variables to the group,
-        and overwrite the values of existing ones. "a-": the same, but with `append_dim` keep variables without that
-        dimension as they are. "r+": only overwrite values. The default is "a" with `append_dim`, "r+" with `region`,
-        else "w-".
+        "w-" or "x": create a new group. "w": replace the group and everything in it. "a": add new variables, and
+        overwrite the values of existing ones. "a-": like "a", but with `append_dim` leave existing variables without
+        that dimension unchanged. "r+": only overwrite values. The default is "a" with `append_dim`, "r+" with
+        `region`, and otherwise "w-".
     group : str, optional
-        A group in the one at `url`. In every mode, groups next to it stay as they are.
+        The path of a group inside the group at `url`. Other groups there stay unchanged, in every mode.
     append_dim : str, optional
-        Append to existing variables along this dimension; in a tree, at all nodes that have it.
+        Append to existing variables along this dimension. In a tree, append at all nodes that have the dimension.
     region : mapping of str to slice, or "auto", optional
-        Write into a part of existing variables. "auto", for all dimensions or for one, finds the part by the
-        values of the stored coordinate. Variables that are indexes are not written. If another writer changes the same
-        chunks at the same time, values in memory are written again on top of that; for dask arrays it is a conflict.
+        Write into a part of existing variables, which a slice for each dimension gives. "auto", for all dimensions or
+        for one of them, finds the part by the values of the stored coordinate. Indexes themselves are not written. If
+        another writer changes the same chunks at the same time, values in memory are written again on top of its
+        changes. Dask arrays are not: this raises ConflictError.
     check_index : {"warn", "error", "off"}, default "warn"
-        What to do if the index along `append_dim` has values that are stored already, or that lie between stored ones.
-        Indexes of other dimensions, and of a region, must be equal to the stored ones, and so must indexes along which
-        other stored variables stay. With "off", nobody compares indexes: they are overwritten, as with zarr.
+        What to do if the index along `append_dim` has values that are already stored, or that lie between stored ones.
+        The other indexes of an append, and all indexes of a region, must equal the stored ones. Any other write may
+        change an index, unless stored variables that it does not overwrite depend on that index. "off" compares no
+        indexes, and overwrites them, as zarr does.
     encoding : mapping, optional
-        For each new variable, a replacement of its ``encoding``: entries of the CF conventions, and ``chunks``,
-        ``blocks``, ``access``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them; ``chunks``
-        may be a mapping of dimensions. For times that are stored already, ``units`` and ``dtype``: what is
-        stored gets them in the same commit, bounds too. For a tree, such a mapping for each path of a node.
+        By the name of a new variable, the entries that replace its ``encoding``: those of the CF conventions, and
+        ``chunks``, ``blocks``, ``access``, ``cparams``, ``layout`` and ``fill_value`` as in `b2array.create`.
+        ``chunks`` may be a mapping by dimension. Stored times accept ``units`` and ``dtype``: the same commit stores
+        them and their bounds again in these units. For a tree, give a mapping of this kind by the path of each node.
     snapshot : str, optional
-        A name for the state that this call commits, as `Group.snapshot` gives one, in the same commit.
+        A name for the state after this commit. The same commit makes the snapshot; see `Group.snapshot`.
     write_inherited_coords : bool, default False
-        For a tree: repeat the coordinates that nodes inherit in each of them.
+        For a tree: whether each node also stores the coordinates that it inherits.
     compute : bool, default True
-        Whether to compute dask arrays now. Otherwise everything else is written, and arrays of the fill value in their
-        place; the result is a `dask.delayed.Delayed` that computes and commits the rest.
+        Whether to compute dask arrays now. With False, this call writes everything else, and creates the arrays with
+        their fill value. It returns a `dask.delayed.Delayed`, which computes the items and commits them.
     progress : bool, default False
-        Show on stderr how far dask arrays have come.
+        Whether to show on stderr the progress of dask arrays.
     scheduler : str, callable or distributed.Client, optional
-        For dask; its default otherwise.
+        The scheduler that computes dask arrays. By default dask chooses it.
     storage_options : mapping, optional
-        For fsspec.
+        Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
         A file system, in which the URL is a path.
     chunks, ..., meta
@@ -151,21 +153,22 @@ def to_b2array(
     Returns
     -------
     None or dask.delayed.Delayed
+        None if `compute` is True.
 
     Raises
     ------
     FileExistsError
-        There is a group already, or a snapshot of this name.
+        The group or the snapshot already exists.
     FileNotFoundError
         There is no group to change.
     KeyError
-        `encoding` names no variable, or a coordinate is not found for ``region="auto"``.
+        `encoding` names a variable that does not exist, or ``region="auto"`` finds no stored coordinate.
     ValueError
-        The variables or their indexes do not fit the existing ones, or the encoding. Nothing has happened then.
+        The variables, their indexes or the encoding do not fit what is stored. Nothing was written.
     TypeError
         Values or attributes cannot be stored.
     ConflictError
-        Another writer has changed the same chunks, or has appended at the same time. Nothing has happened then.
+        Another writer changed the same chunks, or appended at the same time. Nothing was written.
 
     Examples
     --------
@@ -218,9 +221,10 @@ def to_b2array(
 
 
 def _try_again(nodes: Sequence[Node], task: WriteTask) -> Iterator[bool]:
-    """Yield for each try at the commit whether it is the last: values in memory go into a region again after others.
+    """Yield for each attempt at the commit whether it is the last one.
 
-    What is appended may be what another writer has just appended, and what dask computes may take hours.
+    Values in memory are written into a region again after another writer's commit. Appends are not repeated, because
+    another writer may have appended the same values; and dask arrays may take hours to compute.
     """
     has_dask = any(is_dask(each) for node in nodes for each in node.ds.variables.values())
     if task.region is not None and task.append_dim is None and not has_dask:
@@ -244,10 +248,10 @@ def _check_choices(task: WriteTask, snapshot: str | None, *, is_archive: bool) -
     if is_archive and not task.compute:
         raise ValueError(
             "compute=False writes into a group later, and a .b2z file is packed now: write to a directory, such as"
-            " name.b2d, and at last b2array.convert('name.b2d', 'name.b2z')"
+            " name.b2d, and then pack it with b2array.convert('name.b2d', 'name.b2z')"
         )
     if is_archive and snapshot is not None:
-        raise ValueError("a .b2z file keeps no snapshots: write to a directory, such as name.b2d")
+        raise ValueError("a .b2z file cannot keep snapshots: write to a directory, such as name.b2d")
 
 
 def _check_mode(mode: Mode | None, append_dim: Hashable | None, region: object) -> Mode:
@@ -343,11 +347,13 @@ def _find_group(home: Group, name: str, mode: Mode) -> Group | None:
     """Return the group of this name, or None if it must be made."""
     inner = home.get(name)
     if inner is not None and not isinstance(inner, Group):
-        raise TypeError(f"{name!r} in {home.url} is an array, and no group")
+        raise TypeError(f"{name!r} in {home.url} is an array, not a group")
     if inner is None and mode == "r+":
         raise FileNotFoundError(f"{home.url}: there is no group {name!r}")
     if inner is not None and mode == "x":
-        raise FileExistsError(f"{home.url}: there is a group {name!r}")
+        raise FileExistsError(
+            f"{home.url}: the group {name!r} already exists; mode='w' replaces it, mode='a' changes it"
+        )
     return inner
 
 
@@ -388,7 +394,7 @@ def _later(
     options: Mapping[str, Any],
     snapshot: str | None,
 ) -> Delayed:
-    """Return a delayed that computes everything, and commits it at once to arrays that exist already."""
+    """Return a delayed that computes all parts, and commits them together to arrays that already exist."""
     home = group.open_group(url, "r+", storage_options=options)
     home = _outermost(home)
     writes = []

@@ -201,7 +201,7 @@ def test_a_file_whose_chunks_are_empty_takes_no_more(tmp_path):
     path = tmp_path / "x.blp"
     empty = bloscpack.open(bloscpack.pack(b"")).get_chunk(0)
     path.write_bytes(FileHeader(nchunks=2, chunk_size=0, last_chunk=0).pack() + 2 * empty)
-    with pytest.raises(UnsupportedError, match="how large its chunks are"):
+    with pytest.raises(UnsupportedError, match="does not state the size of its chunks"):
         bloscpack.append(path, b"more")
     assert bloscpack.unpack(path) == b""
 

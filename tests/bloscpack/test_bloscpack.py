@@ -606,7 +606,7 @@ def test_a_writer_that_was_closed_or_given_up_takes_no_more(tmp_path: Path) -> N
         writer = bloscpack.create(tmp_path / "x.blp", overwrite=True)
         writer.write(b"kept")
         end(writer)
-        with pytest.raises(ValueError, match="closed or given up"):
+        with pytest.raises(ValueError, match="the file is closed"):
             writer.write(b"lost")
         writer.close()
     assert bloscpack.unpack(tmp_path / "x.blp") == b"kept"

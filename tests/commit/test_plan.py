@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from b2array.format.header import FrameType
-from b2array.format.kept import ledger_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +21,7 @@ from b2array.commit.edits import compact, set_special
 from b2array.commit.handle import Handle
 from b2array.commit.plan import CommitStep, Facts, Plan, _dead_nbytes, plan
 from b2array.format.frame_header import FrameType
+from b2array.format.ledger import ledger_of
 from b2array.frame.revision import Revision
 from b2array.store.memory import MemoryStore
 

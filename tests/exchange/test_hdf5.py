@@ -140,7 +140,7 @@ def test_a_group_with_several_names_is_copied_once_and_its_other_names_are_shown
         file["latest"] = file["run"]
         file["run/again"] = file["run"]
         file["twice"] = file["run/x"]
-    with pytest.warns(UserWarning, match=r"left out are latest/again \(a name of latest\), run \(a name of latest\)"):
+    with pytest.warns(UserWarning, match=r"left out: latest/again \(a name of latest\), run \(a name of latest\)"):
         b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d")
     found = b2array.open(tmp_path / "x.b2d")
     assert [name for name, _ in found.walk()] == ["latest", "latest/x", "twice"]
