@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
+
+from b2array import neighbours
 
 __all__ = [
     "Limits",
@@ -246,3 +248,8 @@ def using(**settings: Any) -> Iterator[None]:
         yield
     finally:
         _end(block, settings)
+
+
+def __getattr__(name: str) -> NoReturn:
+    hint = neighbours.hint(name, neighbours.CONFIG)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+from b2array import neighbours
 from b2array.printable import printable
 
 __all__ = [
@@ -129,3 +130,8 @@ def make_forked_error(url: str | None = None) -> ConflictError:
 
 def _conflict(url: str | None, text: str) -> ConflictError:
     return ConflictError(f"{url}: {text}" if url else text)
+
+
+def __getattr__(name: str) -> NoReturn:
+    hint = neighbours.hint(name, neighbours.ERRORS)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name)

@@ -41,6 +41,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
         (
             "clevel",
             "codec",
+            "codecs",
             "complevel",
             "compression",
             "compression_level",
@@ -75,6 +76,8 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     ),
     "object_codec": ("", "arrays of objects cannot be stored: use text, bytes, records, or two arrays for ragged rows"),
     "serializer": ("cparams", _COMPRESSION),
+    "config": ("", "b2array.config has the settings"),
+    "write_data": ("", "leave it out, because b2array.create writes no values, and b2array.asarray stores them"),
     "swmr": ("", "readers and writers need no mode: every commit is complete for readers"),
     "libver": ("", "there is one version of the format"),
     "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ARRAY", "ATTRS", "GROUP", "MODULE", "hint"]
+__all__ = ["ARRAY", "ATTRS", "CONFIG", "ERRORS", "GROUP", "MODULE", "hint"]
 
 
 def hint(name: str, table: Mapping[str, str]) -> str:
@@ -33,6 +33,10 @@ _CPARAMS = "a.cparams has codec, level and filters"
 _SETS = "a.attrs.update(...) sets attributes in one commit"
 _COMMITTED = "each assignment is committed when it returns; a.transaction() collects several"
 _NO_METADATA = "the metadata is in the frame of each array, there is nothing to consolidate for b2array.open_group(url)"
+_PARTS = "a.chunks is what is stored at once, a.blocks is how much of it can be read alone"
+_AT_ONCE = "there is no asynchronous interface, b2array.read_many reads several selections at once"
+_NO_SYNCHRONIZER = "commits are atomic, so writers need no synchronizer"
+_SETTINGS = "b2array.config.using(threads=1) changes a setting in a block, b2array.config.threads = 1 until the end"
 
 MODULE = _table(
     ("Array", "arrays are instances of b2array.NDArray"),
@@ -52,6 +56,13 @@ MODULE = _table(
     ("load_array load_tensor", "b2array.load(url) reads an array"),
     ("fromfile", "np.memmap(path, dtype, mode='r') maps a file, and b2array.asarray stores it"),
     ("set_nthreads", "b2array.config.threads is the number of threads"),
+    ("create_hierarchy", "b2array.open_group(url, 'w').create(name, shape) makes the groups around a member as well"),
+    ("AsyncArray AsyncGroup", _AT_ONCE),
+    ("ThreadSynchronizer ProcessSynchronizer", _NO_SYNCHRONIZER),
+    ("storage", "a path or a URL names the place, storage_options= and fs= say how to reach it"),
+    ("set_format", "arrays are stored in the format of Blosc2"),
+    ("set_log_level", "b2array writes no log, it warns with Python's warnings"),
+    ("print_debug_info", "b2array.__version__ is the version"),
 )
 """Functions and classes of packages."""
 
@@ -61,7 +72,13 @@ ARRAY = _table(
     ("path name basename store_path file id", "a.url is the place of the array, which has no other name"),
     ("update_attributes", _SETS),
     ("nbytes_stored", "a.cbytes is the number of compressed bytes"),
-    ("shards", "a.chunks is what is stored at once, a.blocks is how much of it can be read alone"),
+    ("shards read_chunk_sizes write_chunk_sizes", _PARTS),
+    ("config with_config", _SETTINGS),
+    ("async_array", _AT_ONCE),
+    ("synchronizer", _NO_SYNCHRONIZER),
+    ("open", "b2array.open(url) opens an array or a group"),
+    ("create from_dict", _CREATE),
+    ("islice", "a[start:stop] reads rows, and a loop over the array yields them"),
     ("order", "items are stored in C order, the default order of NumPy"),
     ("read_only", "a.mode is 'r' for reading, 'r+' for reading and changing"),
     ("compressors compressor filters serializer compression compression_opts shuffle codec clevel", _CPARAMS),
@@ -94,7 +111,15 @@ GROUP = _table(
     ),
     ("require require_dataset", "see require_array and require_group"),
     ("rename rename_group", "group.move(old, new) gives a member another name"),
-    ("update_attributes", "group.attrs.update(...) sets attributes in one commit"),
+    ("update_attributes update_attributes_async", "group.attrs.update(...) sets attributes in one commit"),
+    (
+        "empty_like full_like ones_like zeros_like",
+        "group.create(name, a.shape, a.dtype, chunks=a.chunks) makes an array",
+    ),
+    ("get_array get_group", "group[name] opens a member, or a group in this one"),
+    ("require_groups", "group.require_group(name) makes one group, and the groups around it"),
+    ("open from_store", "b2array.open_group(url, mode) opens or makes a group"),
+    ("synchronizer", _NO_SYNCHRONIZER),
     ("array_keys array_values", "group.arrays() is a dictionary, see its keys and values"),
     ("group_keys group_values", "group.groups() is a dictionary, see its keys and values"),
     ("visit visititems members", "group.walk() yields names and members"),
@@ -117,5 +142,20 @@ ATTRS = _table(
     ("asdict", "dict(attrs) makes a dictionary of all attributes"),
     ("create modify", "attrs[name] = value sets one"),
     ("getall", "dict(attrs) makes a dictionary of all attributes"),
+    ("refresh", "refresh() of the array or the group shows what others have changed"),
 )
 """Attributes of mappings of attributes."""
+
+CONFIG = _table(("get set reset enable_gpu", _SETTINGS))
+"""Attributes of the package's settings."""
+
+ERRORS = _table(
+    ("ArrayNotFoundError GroupNotFoundError NodeNotFoundError", "a missing array or group raises FileNotFoundError"),
+    (
+        "ContainsArrayError ContainsGroupError ContainsArrayAndGroupError",
+        "a taken place raises FileExistsError",
+    ),
+    ("BoundsCheckError VindexInvalidSelectionError", "an index out of bounds raises IndexError, as in NumPy"),
+    ("MetadataValidationError", "damaged or unknown bytes raise FormatError or UnsupportedError"),
+)
+"""Classes of errors."""

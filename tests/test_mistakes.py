@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import fsspec
@@ -359,6 +360,7 @@ def test_names_of_zarr_lead_to_the_names_of_b2array(tmp_path: Path) -> None:
     # The package `group` hides its hint once it is imported.
     functions = {name: hint for name, hint in neighbours.MODULE.items() if name != "group"}
     tables = [(b2array, functions), (array, neighbours.ARRAY), (group, neighbours.GROUP)]
+    tables += [(config, neighbours.CONFIG), (b2array.errors, neighbours.ERRORS)]
     for owner, table in [*tables, (group.attrs, neighbours.ATTRS), (array.attrs, neighbours.ATTRS)]:
         for name, hint in table.items():
             with pytest.raises(AttributeError, match=f"has no attribute '{name}': {re.escape(hint)}$"):
@@ -367,9 +369,48 @@ def test_names_of_zarr_lead_to_the_names_of_b2array(tmp_path: Path) -> None:
     assert not hasattr(array.attrs, "other")
 
 
+def test_every_public_name_of_zarr_exists_or_leads_to_one_that_does(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    array = group.create_array("z", (4, 4), "f4")
+    group_of_zarr = zarr.group()
+    pairs = [
+        (zarr, b2array),
+        (zarr.Array, array),
+        (zarr.Group, group),
+        (group_of_zarr.attrs, group.attrs),
+    ]
+    bare = []
+    for theirs, ours in pairs:
+        names = [name for name in dir(theirs) if name.isidentifier() and not name.startswith("_")]
+        for name in names:
+            value = getattr(theirs, name, None)
+            if isinstance(value, ModuleType) or getattr(value, "__module__", "") in ("typing", "__future__"):
+                continue
+            try:
+                getattr(ours, name)
+            except AttributeError as error:
+                if not re.search(r"has no attribute '\w+': ", str(error)):
+                    bare.append((type(ours).__name__, name))
+    assert not bare
+
+
+@pytest.mark.parametrize("dtype", [str, "string", "variable_length_utf8"])
+def test_text_of_zarr_leads_to_text_of_any_length(dtype: Any) -> None:
+    with pytest.raises(TypeError, match="write 'T' for text of any length"):
+        b2array.zeros(3, dtype)
+    with pytest.raises(TypeError, match="write a type with a size"):
+        b2array.zeros(3, [("name", str)])
+    assert b2array.zeros(3, "T").dtype == np.dtype("T")
+
+
 @pytest.mark.parametrize(
     ("call", "hint"),
     [
+        (lambda url: b2array.open_group(url, "w").create_group("x", attributes={"a": 1}), r"attrs=\{'title'"),
+        (lambda url: b2array.zeros(3, codecs=[]), r"cparams="),
+        (lambda url: b2array.zeros(3, config={"order": "C"}), r"b2array\.config has the settings"),
+        (lambda url: b2array.create(url, 3, write_data=False), r"b2array\.asarray stores them"),
         (lambda url: b2array.open_group(url, "w", attributes={"a": 1}), r"attrs=\{'title'"),
         (lambda url: b2array.zeros(3, zarr_format=3), "the format of Blosc2"),
         (lambda url: b2array.open(url, "r+", synchronizer=1), "commits are atomic"),

@@ -147,12 +147,23 @@ def has_size(dtype: npt.DTypeLike | None) -> bool:
 
 
 def require_size(dtype: npt.DTypeLike | None) -> None:
-    """Raise TypeError for a type without a size, because NumPy would use the shortest size and truncate all items."""
-    if not has_size(dtype):
+    """Raise TypeError for a type without a size, because NumPy would use the shortest size and truncate all items.
+
+    Names of other libraries for text are no types of NumPy.
+    """
+    is_text_of_zarr = isinstance(dtype, str) and dtype in _TEXT
+    if is_text_of_zarr or not has_size(dtype):
+        # Fields of records cannot hold text of any length.
+        is_record = not is_text_of_zarr and np.dtype(dtype).names is not None
+        any_length = "" if is_record else " 'T' for text of any length, or"
         raise TypeError(
-            f"{dtype!r} does not say how long an item is: write it with a size, such as 'U20' for text of 20 characters"
-            " at most, 'S20' for bytes, 'V20' for raw data"
+            f"{dtype!r} does not say how long an item is: write{any_length} a type with a size, such as 'U20' for text"
+            " of 20 characters at most, 'S20' for bytes, 'V20' for raw data"
         )
+
+
+_TEXT = ("string", "variable_length_utf8", "vlen-utf8")
+"""Names of text of any length in zarr."""
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:

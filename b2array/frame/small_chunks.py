@@ -123,13 +123,13 @@ def read_batch(source: Revision, layout: Layout, numbers: Int64Array, context: C
 
 def _special(source: Revision, layout: Layout, special: Special) -> Bytes:
     described = source.frame
-    made = encode.special_chunk(
+    chunk = encode.special_chunk(
         special,
         layout.chunk_nbytes,
         typesize=described.typesize,
         blocksize=described.blocksize,
     )
-    return decode.decode(made)
+    return decode.decode(chunk)
 
 
 class _Loaded(NamedTuple):

@@ -739,6 +739,7 @@ class Group(MutableMapping[str, Any]):
             raise TypeError(f"{self.url}: expected an array {name!r} of {wanted[0]}, {wanted[1]}, found {member!r}")
         return member
 
+    @spell_out()
     def require_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
         """Return the group with this name; make an empty one if it is missing. `create_group` is the same.
 
@@ -775,6 +776,7 @@ class Group(MutableMapping[str, Any]):
             inner.attrs.require()
         return inner
 
+    @spell_out()
     def create_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
         """Return the group with this name, or make an empty one; set `attrs`. `require_group` is the same."""
         return self.require_group(name, attrs=attrs)

@@ -202,11 +202,11 @@ class ListedGroup:
         The handle shows the present manifest from now on, unless a member that it shows was changed or deleted since:
         it would show a part of what was committed together.
         """
-        shown = self.manifest
+        before = self.manifest
         manifest, version = self.catalog.read(cached=True)
         rows = complete_manifest(self.store, manifest, shows_mounts=True).rows or {}
         is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
-        is_same_group = shown.identity in ("", manifest.identity)
+        is_same_group = before.identity in ("", manifest.identity)
         if is_there and is_same_group and all(rows.get(each) == row for each, row in self.rows.items()):
             self.show(manifest, version)
         return is_there

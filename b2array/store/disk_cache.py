@@ -554,9 +554,9 @@ def _gap(index: _Index, start: int, stop: int) -> tuple[int, int] | None:
 
 
 def _read_whole(descriptor: int, index: _Index, start: int, stop: int) -> memoryview | None:
-    found = _read_range(descriptor, index, start, stop)
-    is_whole = found.missing is None and found.stop is None
-    return found.views[0][1] if is_whole else None
+    part = _read_range(descriptor, index, start, stop)
+    is_whole = part.missing is None and part.stop is None
+    return part.views[0][1] if is_whole else None
 
 
 def _read_range(descriptor: int, index: _Index, start: int, stop: int) -> CachedPart:
