@@ -53,7 +53,7 @@ TODAY = {
     "display": Counts(2, 8.9, 0, 3),
     "commit": Counts(2, 9.2, 0, 3),  # it took over the transactions of groups
     "exchange": Counts(2, 8.9, 0, 3),
-    "frame": Counts(2, 8.9, 0, 3),
+    "frame": Counts(2, 9.0, 0, 3),
     "format": Counts(2, 8.7, 0, 3),
     "grid": Counts(2, 9.3, 0, 3),
     "group": Counts(2, 8.9, 0, 3),
