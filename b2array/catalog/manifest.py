@@ -77,6 +77,7 @@ _MAGIC = "b2array group"
 _VERSION = 1
 # Some systems and object stores refuse control characters, and Windows takes a backslash for a slash.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Characters in names of files that no program means as names of members.
 _UNUSUAL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -107,12 +108,14 @@ def _reason_to_refuse(name: str) -> str:
     """Return why a name is refused; empty for a valid name."""
     if not name:
         return "it is empty"
-    if _FORBIDDEN.search(name):
+    parts = name.split("/")
+    # python-blosc2 gives the indexes of a table the names of its columns, which may have backslashes.
+    if (_CONTROL if _INDEXES in parts else _FORBIDDEN).search(name):
         return "it has control characters or backslashes"
     # Python decodes other bytes in the name of a file to surrogates, which msgpack and object stores refuse.
     if _SURROGATE.search(name):
         return "it cannot be written as UTF-8"
-    for part in name.split("/"):
+    for part in parts:
         if part in ("", ".", ".."):
             return f"it has the part {part!r}"
         if part == ATTRS or part.endswith(SUFFIXES):
@@ -139,12 +142,13 @@ def is_member_name(name: str) -> bool:
 def check_path(path: str) -> None:
     """Raise `FormatError` unless a path leads to a file below a directory, and not out of it, on Windows as well.
 
-    UnsupportedError: the path has a backslash, with which it leads to different files on different systems.
+    UnsupportedError: the path has a backslash, with which it leads to different files on different systems. Indexes of
+    tables may have backslashes.
     """
-    parts = path.replace("\\", "/").split("/")
-    leads_out = any(part in ("", ".", "..") for part in parts)
-    has_backslash = "\\" in path
-    has_drive = has_backslash and PureWindowsPath(path).anchor
+    parts = path.split("/")
+    leads_out = "" in parts or any(part in (".", "..") for part in re.split(r"[/\\]", path))
+    has_backslash = "\\" in path and _INDEXES not in parts
+    has_drive = "\\" in path and PureWindowsPath(path).anchor
     if leads_out or "\0" in path or has_drive:
         raise FormatError(f"expected relative paths of files, found {path!r}")
     if has_backslash:

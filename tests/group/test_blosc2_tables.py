@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import zipfile
 from dataclasses import make_dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -164,6 +165,34 @@ def test_an_index_may_have_a_name_that_no_member_can_have(tmp_path: Path) -> Non
     theirs.close()
     assert (tmp_path / "t.b2d" / "_indexes" / r"a\.b").is_dir()
     assert b2array.open(tmp_path / "t.b2d")[r"a\.b"].tolist() == [*range(100)]
+
+
+def test_copies_keep_the_index_of_a_column_with_a_backslash(tmp_path: Path) -> None:
+    fields = [("k", int, blosc2.field(blosc2.int64()))]
+    theirs = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(tmp_path / "t.b2d"), mode="w")
+    theirs.append((7,))
+    theirs.rename_column("k", r"a\\b")
+    theirs.close()
+    written = files_of_indexes(tmp_path / "t.b2d")
+    assert any("\\" in name for name in written)
+    b2array.convert(tmp_path / "t.b2d", tmp_path / "copy.b2d")
+    assert files_of_indexes(tmp_path / "copy.b2d") == written
+    with zipfile.ZipFile(tmp_path / "t.b2z", "w") as archive:
+        for path in (tmp_path / "t.b2d").rglob("*.b2*"):
+            archive.write(path, path.relative_to(tmp_path / "t.b2d"))
+    assert b2array.open(tmp_path / "t.b2z")[r"a\\b"].tolist() == [7]
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    b2array.open_group(tmp_path / "t.b2d").copy("", group, "t")
+    assert files_of_indexes(tmp_path / "g.b2d" / "t") == written
+    with blosc2.CTable.open(str(tmp_path / "copy.b2d")) as copied:
+        assert copied.where(copied[r"a\\b"] > 6).nrows == 1
+    del group["t"]
+    assert not [path for path in (tmp_path / "g.b2d").rglob("*") if "_indexes" in path.parts and path.is_file()]
+
+
+def files_of_indexes(table: Path) -> list[str]:
+    """List the files of the indexes of a table."""
+    return sorted(str(path.relative_to(table)) for path in (table / "_indexes").rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("version", [4, 0, "2", None, [1]])
