@@ -79,6 +79,8 @@ __all__ = [
     "require",
     "source_of",
     "storable",
+    "with_booleans",
+    "without_booleans",
 ]
 
 UNLIMITED = "_unlimited"
@@ -93,6 +95,9 @@ PACKING = frozenset(
     {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
 )
 """Attributes whose types matter: xarray decodes packed numbers into the type of their scale."""
+
+_TYPE = "dtype"
+"""The attribute in which xarray notes, in netCDF files, that 8-bit integers stand for booleans."""
 
 Box = tuple[slice, ...]
 Piece = tuple[Box, npt.NDArray[Any]]
@@ -227,6 +232,29 @@ class Building(NamedTuple):
 
 
 Build = Callable[[str, Options], AbstractContextManager[Building]]
+
+
+def with_booleans(source: ArraySource) -> ArraySource:
+    """Return a source of booleans for one of 8-bit integers in which xarray has stored booleans.
+
+    netCDF has no booleans. With a fill value or a scale, the integers are not only booleans, and stay what they are.
+    """
+    attrs = dict(source.attrs)
+    is_plain = source.dtype == np.int8 and PACKING.isdisjoint(attrs)
+    if not is_plain or attrs.pop(_TYPE, None) != "bool":
+        return source
+    # The fill value of netCDF stands for no item, and is no boolean.
+    fill = source.fill_value == 1
+    return replace(source, dtype=np.dtype(bool), read=lambda box: source.read(box) != 0, attrs=attrs, fill_value=fill)
+
+
+def without_booleans(source: ArraySource, pieces: Iterable[Piece]) -> tuple[ArraySource, Iterable[Piece]]:
+    """Return what a netCDF file stores for booleans, as xarray writes them; return all else unchanged."""
+    if source.dtype.kind != "b" or _TYPE in source.attrs:
+        return source, pieces
+    attrs = {**source.attrs, _TYPE: "bool"}
+    integers = replace(source, dtype=np.dtype(np.int8), attrs=attrs, fill_value=int(source.fill))
+    return integers, ((box, values.view(np.int8)) for box, values in pieces)
 
 
 def lone(build: Build) -> Put:

@@ -36,6 +36,7 @@ __all__ = ["FOLLOWING", "HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _OF_NETCDF = "_NCProperties"
+_NETCDF = ".nc"
 _AS_JSON = "json"
 _OTHER_ATTRS = (_AS_JSON, "skip")
 _TEXTS = 2**18
@@ -221,7 +222,7 @@ def _attrs(node: Any, where: str) -> dict[str, Any]:
     """Return the attributes of a node, except those that describe dimensions or the file, or refer to places in it."""
     attrs = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
     # netCDF stores a single number as an array of one number.
-    of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(".nc")
+    of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(_NETCDF)
     for key, value in attrs.items():
         if np.shape(value) == (1,) and (of_netcdf or key in formats.PACKING):
             attrs[key] = value[0]
@@ -277,7 +278,7 @@ def _source(node: Any, where: str) -> ArraySource:
     if dtype.names is not None and dtype.hasobject:
         dtype, read = _with_sized_fields(h5py, data, read_stored, where)
     dims = dimension_scales.names_of(h5py, node)
-    return ArraySource(
+    source = ArraySource(
         node.shape,
         dtype,
         read,
@@ -288,6 +289,7 @@ def _source(node: Any, where: str) -> ArraySource:
         stored=count_stored,
         unlimited=tuple(axis for axis, n in enumerate(node.maxshape) if n is None),
     )
+    return formats.with_booleans(source)
 
 
 def _names_of_values(
@@ -472,6 +474,8 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
         with _closing(opened, path) as file:
             _reserve(file)
             written: dict[str, Sequence[str | None]] = {}
+            is_netcdf = address.lower().endswith(_NETCDF)
+            as_stored = formats.without_booleans if is_netcdf else _unchanged
 
             def full(inner: str) -> str:
                 where = f"{name}/{inner}".strip("/")
@@ -493,7 +497,7 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
                         )
                     file.move(where, kept)
                 try:
-                    _put(file, where, source, pieces, settings)
+                    _put(file, where, *as_stored(source, pieces), settings)
                 except BaseException:
                     if where in file:
                         del file[where]
@@ -510,6 +514,10 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
             )
             _reserve(file)
             dimension_scales.attach(h5py, file, {path: names for path, names in written.items() if any(names)})
+
+
+def _unchanged(source: ArraySource, pieces: Iterable[Piece]) -> tuple[ArraySource, Iterable[Piece]]:
+    return source, pieces
 
 
 _METADATA_NBYTES = 2**20
@@ -602,7 +610,7 @@ def _with_room(file: Any, pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 HDF5 = Format(
     "hdf5",
-    (".h5", ".hdf5", ".hdf", ".nc"),
+    (".h5", ".hdf5", ".hdf", _NETCDF),
     _tree,
     _check,
     formats.lone(partial(_building, most=1)),

@@ -80,7 +80,7 @@ def _source(file: Any, name: str, place: str) -> ArraySource:
     missing = np.asarray(attrs.get("_FillValue", 0))
     # A number, because a function that refers to the variable would keep the file from closing.
     nbytes = variable.data.nbytes
-    return ArraySource(
+    source = ArraySource(
         shape,
         dtype,
         read,
@@ -90,6 +90,7 @@ def _source(file: Any, name: str, place: str) -> ArraySource:
         stored=lambda: nbytes,
         unlimited=(0,) if variable.isrec else (),
     )
+    return formats.with_booleans(source)
 
 
 def _attrs(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -159,3 +160,50 @@ def test_new_arrays_in_a_file_use_the_scales_that_are_there(tmp_path: Path) -> N
     found = xr.load_dataset(tmp_path / "a.nc", engine=ENGINE)
     assert found.more.sel(lat=45, lon=3) == 1
     assert {*found.variables} == {"area", "flag", "more", "lat", "lon"} | ({*weather().coords} & {*found.variables})
+
+
+@pytest.mark.parametrize("engine", ["netcdf4", "h5netcdf"])
+def test_booleans_stay_booleans_for_xarray_and_for_arrays(tmp_path: Path, engine: str) -> None:
+    values = np.random.default_rng(0).random((30, 7)) < 0.4
+    ds = xr.Dataset({"m": (("y", "x"), values), "n": ("x", np.arange(7, dtype="i1"))}, {"c": ("x", values[0])})
+    ds.b2array.to_b2array(tmp_path / "g.b2d", encoding={"m": {"chunks": (7, 4)}})
+    b2array.convert(tmp_path / "g.b2d", tmp_path / "ours.nc", verify=True)
+    ds.to_netcdf(tmp_path / "theirs.nc", engine=engine)
+    for name in ("ours", "theirs"):
+        with h5py.File(tmp_path / f"{name}.nc") as file:
+            assert (file["m"].dtype, file["m"].attrs["dtype"]) in ((np.int8, "bool"), (np.int8, b"bool"))
+        with xr.open_dataset(tmp_path / f"{name}.nc", engine=engine) as found:
+            xr.testing.assert_identical(found.load(), ds)
+        b2array.convert(tmp_path / f"{name}.nc", tmp_path / f"{name}.b2d", verify=True)
+        group = b2array.open_group(tmp_path / f"{name}.b2d")
+        assert (group["m"].dtype, group["n"].dtype, "dtype" in group["m"].attrs) == (np.bool_, np.int8, False)
+        np.testing.assert_array_equal(group["m"][...], values)
+        xr.testing.assert_identical(xr.open_dataset(tmp_path / f"{name}.b2d", engine="b2array").load(), ds)
+    b2array.convert(tmp_path / "g.b2d", tmp_path / "plain.h5")
+    with h5py.File(tmp_path / "plain.h5") as file:
+        assert file["m"].dtype == np.bool_
+
+
+@pytest.mark.parametrize("compression", ["gzip", "blosc", "blosc2"])
+def test_booleans_with_a_fill_value_come_back_from_netcdf(tmp_path: Path, compression: Any) -> None:
+    a = b2array.full((300, 70), True, url=tmp_path / "a.b2nd", chunks=(64, 64))
+    a[100:200, ::3] = False
+    b2array.convert(tmp_path / "a.b2nd", tmp_path / "a.nc", compression=compression, verify=True)
+    b2array.convert(tmp_path / "a.nc", tmp_path / "back.b2nd", verify=True)
+    back = b2array.open(tmp_path / "back.b2nd")
+    assert (back.dtype, back.fill_value) == (np.bool_, True)
+    np.testing.assert_array_equal(back[...], a[...])
+
+
+def test_integers_that_are_not_only_booleans_stay_integers(tmp_path: Path) -> None:
+    values = np.array([1, 0, -9], "i1")
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file["m"] = values
+        file["m"].attrs.update(dtype="bool", _FillValue=np.int8(-9))
+    b2array.convert(tmp_path / "x.nc", tmp_path / "x.b2nd")
+    np.testing.assert_array_equal(b2array.open(tmp_path / "x.b2nd")[...], values)
+    b2array.asarray(values > 0, url=tmp_path / "own.b2nd", attrs={"dtype": "of the user"})
+    b2array.convert(tmp_path / "own.b2nd", tmp_path / "own.nc")
+    b2array.convert(tmp_path / "own.nc", tmp_path / "back.b2nd")
+    back = b2array.open(tmp_path / "back.b2nd")
+    assert (back.dtype, dict(back.attrs)) == (np.bool_, {"dtype": "of the user"})
