@@ -181,7 +181,8 @@ class Hierarchy:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
     A single array and the outermost group have the name "". `error` says why the list may be incomplete. `snapshots`
-    has a function for each snapshot of the whole group, which opens it.
+    has a function for each snapshot of the whole group, which opens it. `check` returns an error if the list differs
+    from what the members themselves say; it opens each of them.
     """
 
     names: tuple[str, ...]
@@ -189,6 +190,7 @@ class Hierarchy:
     attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
     error: Exception | None = None
     snapshots: Mapping[str, Callable[[], Moment]] = field(default_factory=dict)
+    check: Callable[[], Exception | None] = lambda: None
 
     def only(self, url: str) -> ArraySource:
         """Open the single array; raise ValueError if there are several arrays, or none."""

@@ -30,7 +30,8 @@ import numpy.typing as npt
 
 from b2array.codec.chunk_header import FilterId
 from b2array.codec.cparams import CParams
-from b2array.errors import FormatError, UnsupportedError, warn
+from b2array.codec.header import FilterId
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Box, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.format import foreign
@@ -47,6 +48,8 @@ _DIMS, _MISSING = "_ARRAY_DIMENSIONS", "_FillValue"
 _DOUBLE = struct.Struct("<d")
 _OF_ZARR = re.compile(r"zarr\.json|\.z(array|group|attrs)|c|\d+(\.\d+)*")
 """The names of files with metadata, and of chunks."""
+
+_UNREADABLE = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, zlib.error)
 
 
 def _zarr() -> ModuleType:
@@ -94,7 +97,36 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         with _reading(where):
             return _source(members[name] or root[name], where)
 
-    yield Hierarchy(tuple(arrays), open_source, groups, error)
+    is_consolidated = root.metadata.consolidated_metadata is not None
+    check = partial(_compare_consolidated, url, storage_options, members) if is_consolidated else (lambda: None)
+    yield Hierarchy(tuple(arrays), open_source, groups, error, check=check)
+
+
+def _compare_consolidated(url: str, storage_options: Storage, members: Mapping[str, Any]) -> FormatError | None:
+    """Return an error that names the members whose own metadata are missing, damaged or unlike the consolidated ones.
+
+    Zarr reads the consolidated metadata alone. Other readers, and Zarr after the next consolidation, do not.
+    """
+    lost, old = [], []
+    for name, node in members.items():
+        try:
+            own = _open_node(f"{_parts(url)}/{name}", storage_options)
+        except FormatError:
+            own = None
+        if own is None:
+            lost.append(name)
+        elif _geometry(own) != _geometry(node):
+            old.append(name)
+    reasons = [f"no readable metadata describe {', '.join(lost)}, apart from the consolidated ones"] if lost else []
+    if old:
+        what = f"the consolidated metadata of {', '.join(old)} are out of date"
+        reasons.append(f"{what}: zarr.consolidate_metadata writes them anew")
+    return FormatError(f"{redact_url(url)}: {'; '.join(reasons)}") if reasons else None
+
+
+def _geometry(node: Any) -> tuple[Any, ...]:
+    """Return what says how the items of an array are stored; nothing for a group."""
+    return () if isinstance(node, _zarr().Group) else (node.shape, node.dtype, node.chunks, node.shards)
 
 
 def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
@@ -153,13 +185,16 @@ def _open_node(url: str, storage_options: Storage) -> Any:
     """Open an array or a group; return None if neither exists."""
     zarr = _zarr()
     address = _parts(url)
+    # For an unknown protocol or option, this raises an error that does not look like damage.
+    store = open_store(address, storage_options=storage_options if "://" in address else None)
     if "://" not in address:
-        address, storage_options = open_store(address).url, None
+        address, storage_options = store.url, None
     place, options = _place(address, storage_options)
-    try:
-        return zarr.open(place, mode="r", storage_options=options)
-    except zarr.errors.NodeNotFoundError:
-        return None
+    with _reading(redact_url(url)):
+        try:
+            return zarr.open(place, mode="r", storage_options=options)
+        except zarr.errors.NodeNotFoundError:
+            return None
 
 
 def _place(url: str, storage_options: Storage) -> tuple[Any, dict[str, Any] | None]:
@@ -185,7 +220,9 @@ def _reading(where: str) -> Iterator[None]:
     """Turn errors about damage into FormatError with the place. Codecs raise errors of several kinds."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError, zlib.error) as error:
+    except _UNREADABLE as error:
+        if isinstance(error, B2ArrayError):
+            raise
         raise FormatError(f"{where}: {error}") from None
 
 

@@ -822,4 +822,4 @@ def _read(
 
         if tree.names == ("",):
             return one("")
-        return collect(url, url, {name: name for name in tree.names}, one, tree.error)
+        return collect(url, url, {name: name for name in tree.names}, one, tree.error or tree.check())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from damage import flip, place
 import b2array
 from b2array.array.dask import from_dask
 from b2array.array.drafts import ArrayOptions
-from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
+from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.tools.results import Results
 
 Run = Callable[..., tuple[int, str, str]]
@@ -352,3 +353,48 @@ def test_a_frame_without_its_index_is_told_from_a_directory_that_is_no_group(run
         code, out, err = run(command, "folder")
         assert (code, out) == (1, "")
         assert err.endswith("folder: there is no group\n")
+
+
+def make_consolidated(path: Path, zarr_format: Any) -> None:
+    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+    group.create_array("x", data=np.arange(6.0))
+    group.create_group("inner").create_array("y", data=np.arange(4))
+    consolidate(path)
+
+
+def consolidate(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other software may not read them
+        zarr.consolidate_metadata(path)
+
+
+@pytest.mark.parametrize(("zarr_format", "file"), [(2, ".zarray"), (3, "zarr.json")])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_verify_looks_at_the_metadata_behind_consolidated_ones(
+    tmp_path: Path, zarr_format: int, file: str, is_damaged: bool
+) -> None:
+    make_consolidated(tmp_path / "g.zarr", zarr_format)
+    assert b2array.verify(tmp_path / "g.zarr").ok
+    if is_damaged:
+        (tmp_path / "g.zarr" / "inner" / "y" / file).write_text("{")
+    else:
+        (tmp_path / "g.zarr" / "inner" / "y" / file).unlink()
+    report = b2array.verify(tmp_path / "g.zarr")
+    assert not report.ok
+    assert "no readable metadata describe inner/y, apart from the consolidated ones" in str(report)
+
+
+def test_verify_finds_consolidated_metadata_that_are_out_of_date(tmp_path: Path) -> None:
+    make_consolidated(tmp_path / "g.zarr", 3)
+    zarr.open_array(tmp_path / "g.zarr" / "x", mode="r+").append(np.arange(2.0))
+    assert "the consolidated metadata of x are out of date" in str(b2array.verify(tmp_path / "g.zarr"))
+    consolidate(tmp_path / "g.zarr")
+    assert b2array.verify(tmp_path / "g.zarr").ok
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"zarr_format": 9}', '{"zarr_format": 3, "node_type": "array"}'])
+def test_damaged_metadata_of_zarr_are_an_error_about_the_format(tmp_path: Path, text: str) -> None:
+    make_consolidated(tmp_path / "g.zarr", 3)
+    (tmp_path / "g.zarr" / "inner" / "y" / "zarr.json").write_text(text)
+    with pytest.raises(FormatError, match=r"g\.zarr#inner/y: "):
+        b2array.convert(f"{tmp_path}/g.zarr#inner/y", tmp_path / "y.b2nd")
