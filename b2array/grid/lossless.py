@@ -74,7 +74,7 @@ def lossless(
     """
     check_plain(values)
     if dtype.kind == "T":
-        return _as_text(np.asarray(values), dtype)
+        return _as_text(values, dtype)
     if isinstance(values, _PYTHON):
         return _of_objects(values, dtype, advice)
     array = np.asarray(values)
@@ -89,8 +89,12 @@ def lossless(
     return array
 
 
-def _as_text(array: Array, dtype: np.dtype[Any]) -> Array:
+def _as_text(values: Any, dtype: np.dtype[Any]) -> Array:
     """Return values for an array of text of any length; objects must be text, or missing where items can be."""
+    array = np.asarray(values)
+    if isinstance(values, _PYTHON) and array.dtype.kind in "SU":
+        # As text of one size, NaN would be the text "nan", and the end of a text with NUL would be lost.
+        array = np.asarray(values, object)
     if array.dtype.kind == "O":
         array = as_text(array)
     refuse_missing(array, dtype)
@@ -266,9 +270,26 @@ def _require_fit(
             (item, *_) = items[lost]
             kind = OverflowError if _holds_numbers(dtype) else ValueError
             # Only raw bytes have no common type; those that do not fit are longer.
-            wider = array.dtype if dtype.kind == "V" else np.promote_types(array.dtype, dtype)
+            wider = array.dtype if dtype.kind == "V" else _wider(item, array.dtype, dtype)
             hint = advice.format(wider=wider, dtype=dtype)
+            if wider.kind == "T":
+                hint = hint.replace(f'"{wider}"', f"np.dtypes.{wider}")  # NumPy knows no name of this type
             raise kind(f"{_text(item)} does not fit items of type {dtype}; {hint}")
+
+
+def _wider(
+    item: Any,
+    own: np.dtype[Any],
+    dtype: np.dtype[Any],
+) -> np.dtype[Any]:
+    """Return a type for an item of the type `own` and for items of `dtype`."""
+    wider = np.promote_types(own, dtype)
+    if wider.kind not in "mM":
+        return wider
+    # A time that is too far away for the common unit needs a coarser one.
+    coarser = (np.dtype(f"{wider.kind}8[{unit}]") for unit in ("us", "ms", "s"))
+    holds = (kind for kind in (wider, *coarser) if item.astype(kind).astype(own) == item)
+    return next(holds, own)
 
 
 def _holds_numbers(dtype: np.dtype[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -268,3 +269,43 @@ def test_an_append_that_is_refused_in_its_middle_changes_nothing(tmp_path: Any) 
             a.append(stored)
     assert b2array.load(tmp_path / "a.b2nd").tolist() == [0, 1, 2, 3, 4, 5]
     assert b2array.verify(tmp_path / "a.b2nd").ok
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_text_of_any_length_keeps_what_text_of_one_size_would_lose(kind):
+    given = kind(["x", "end\0\0"])
+    found = lossless(given, np.dtypes.StringDType())
+    assert found.tolist() == np.asarray(given, np.dtypes.StringDType()).tolist() == ["x", "end\0\0"]
+    (nested,) = lossless([given], np.dtypes.StringDType()).tolist()
+    assert nested == [*given]
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_missing_items_in_lists_do_not_become_text(missing):
+    dtype = np.dtypes.StringDType(na_object=missing)
+    found = lossless(["x", missing, "nan"], dtype).astype(dtype)
+    assert found[1] is missing or np.isnan(found[1])
+    assert [found[0], found[2]] == ["x", "nan"]
+    with pytest.raises(TypeError, match="expected text, found missing items"):
+        lossless(["x", missing], np.dtypes.StringDType())
+
+
+@pytest.mark.parametrize(
+    ("item", "dtype", "advised"),
+    [
+        ("9999-01-01", "M8[ns]", "M8[us]"),
+        ("2000-01-01T01", "M8[D]", "M8[h]"),
+        ("300000-01-01", "M8[us]", "M8[ms]"),
+    ],
+)
+def test_the_advice_for_times_names_a_type_that_holds_them(item, dtype, advised):
+    time = np.array([item], "M8")
+    with pytest.raises(ValueError, match=re.escape(f'a.astype("{np.dtype(advised)}") holds it')):
+        lossless(time, np.dtype(dtype))
+    assert time.astype(advised).astype(time.dtype) == time
+
+
+def test_the_advice_for_text_can_be_followed():
+    a = b2array.asarray(np.array(["ab"]))
+    with pytest.raises(ValueError, match=re.escape("a.astype(np.dtypes.StringDType()) holds it")):
+        a.append(np.array(["longer"], np.dtypes.StringDType()))
