@@ -13,8 +13,12 @@ import numpy.typing as npt
 from b2array.array.array import NDArray
 from b2array.array.array_copying import as_items, average_text
 from b2array.array.many import read_many
+from b2array.commit.resize import make_joint
+from b2array.display.tables import count_text
 from b2array.display.text_tables import count_text
 from b2array.errors import ConflictError, FormatError
+from b2array.format import dtypes
+from b2array.group.fork import Changes
 from b2array.group.group import Group
 from b2array.group.group_forks import Changes
 from b2array.store.base import pause
@@ -170,8 +174,8 @@ class Rows:
 
         Raises
         ------
-        ValueError, TypeError
-            The items do not fit the values.
+        ValueError, TypeError, OverflowError
+            The items do not fit the values: none of them is cut, wrapped or unmasked.
         """
         joined, lengths = _join(rows, self._values.dtype, self._values.shape[1:])
         for attempt in range(_TRIES):
@@ -242,25 +246,30 @@ def _changes_of(group: Group) -> Any:
 
 def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
     """Return the items of rows in one array, and the length of each row."""
-    arrays = []
+    given, kinds, lengths = [], [], []
+    is_sized = dtype is not None and dtypes.has_size(dtype)
     for row in rows:
-        array = as_items(row, None)
+        array = as_items(row, None if is_sized else dtype)
         # An empty list says nothing about shape and type.
-        if array.shape == (0,):
-            array = np.empty((0, *item_shape), array.dtype if dtype is None else dtype)
-        if array.shape[1:] != item_shape or not array.ndim:
+        if array.shape != (0,) and (array.shape[1:] != item_shape or not array.ndim):
             raise ValueError(f"expected rows of items of shape {item_shape}, found a row of shape {array.shape}")
-        arrays.append(array)
-    if dtype is None:
-        kinds = [array.dtype for array in arrays if array.size]
-        dtype = np.result_type(*kinds) if kinds else np.dtype(float)
-    for array in arrays:
-        if array.size and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(f"Cannot cast array data from {array.dtype!r} to {dtype!r} according to 'same_kind'")
-    joined = np.empty((sum(map(len, arrays)), *item_shape), dtype)
-    if arrays:
-        joined[...] = np.concatenate(arrays)
-    return joined, [len(array) for array in arrays]
+        lengths.append(len(array))
+        if array.size:
+            given.append(row)
+            kinds.append(array.dtype)
+    if dtype is None or not is_sized:
+        dtype = np.result_type(*kinds) if kinds else np.empty(0, dtype).dtype
+    joined = np.empty((sum(lengths), *item_shape), dtype)
+    stop = 0
+    for row, kind in zip(given, kinds, strict=True):
+        # NumPy would try to read lists of text as numbers.
+        if not np.can_cast(kind, dtype, "same_kind"):
+            raise TypeError(f"Cannot cast array data from {kind!r} to {dtype!r} according to the rule 'same_kind'")
+        # Each row alone: NumPy would find a type for all, in which large integers are rounded.
+        values = make_joint(row, joined.shape, dtype, 0).values
+        start, stop = stop, stop + len(values)
+        joined[start:stop] = values
+    return joined, lengths
 
 
 def _measured(options: dict[str, Any], values: Array) -> dict[str, Any]:
@@ -280,4 +289,4 @@ def _extend(values: NDArray, offsets: NDArray, joined: Array, lengths: list[int]
         raise FormatError(f"{offsets.url}: expected {len(values)} as the last offset, found {start}")
     if len(joined):
         values.append(joined)
-    offsets.append((start + np.cumsum(lengths)).astype(offsets.dtype))
+    offsets.append(start + np.cumsum(lengths))

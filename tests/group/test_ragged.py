@@ -127,3 +127,67 @@ def test_other_groups_and_wrong_offsets_are_refused(group):
     rows = Rows(group)
     with pytest.raises(FormatError, match="expected offsets that increase up to 5"):
         rows[:]
+
+
+LAT_LON = np.dtype([("lat", "f4"), ("lon", "f4")])
+
+
+@pytest.mark.parametrize(
+    ("first", "row", "error"),
+    [
+        (np.array([1], "i8"), [2**63], OverflowError),
+        (np.array([1], "i1"), np.array([300]), OverflowError),
+        (np.array(["a"]), np.array(["longer"]), ValueError),
+        (np.array([1]), np.ma.array([1, 2], mask=[0, 1]), TypeError),
+        (np.array(["2000"], "M8[Y]"), np.array(["2000-02"], "M8[M]"), ValueError),
+    ],
+)
+def test_appended_rows_keep_their_values_or_are_refused(group, first, row, error):
+    rows = Rows.create(group, [first])
+    with pytest.raises(error):
+        rows.append([first, row])
+    same(rows[:], [first])
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_rows_are_converted_one_by_one(group, made):
+    # NumPy's common type of all rows is float64, which rounds the second.
+    given = [np.empty(0), np.array([2**60 + 1]), []]
+    rows = Rows.create(group, given if made else [[7]])
+    if not made:
+        rows.append(given)
+    assert rows.values.dtype == np.int64
+    assert [row.tolist() for row in rows[-3:]] == [[], [2**60 + 1], []]
+
+
+def test_fields_of_appended_rows_go_by_name(group):
+    rows = Rows.create(group, [np.array([(1, 2)], LAT_LON)])
+    rows.append([np.array([(20, 10)], [("lon", "f4"), ("lat", "f4")])])
+    assert rows[1].tolist() == [(10, 20)]
+
+
+def test_new_rows_with_masked_items_are_refused(group):
+    with pytest.raises(TypeError, match="masked items"):
+        Rows.create(group, [np.ma.array([1, 2], mask=[0, 1])])
+    assert [*group] == []
+
+
+def test_text_without_a_size_gets_that_of_the_longest_item(group):
+    rows = Rows.create(group, [["a"], ["longer", "b"]], dtype="U")
+    assert rows.values.dtype == "U6"
+    assert [row.tolist() for row in rows] == [["a"], ["longer", "b"]]
+
+
+def test_rows_of_text_of_any_length_keep_each_character(group):
+    rows = Rows.create(group, [["a"]], dtype=np.dtypes.StringDType())
+    rows.append([["end\0"], [], ["w" * 99]])
+    assert [row.tolist() for row in rows] == [["a"], ["end\0"], [], ["w" * 99]]
+
+
+def test_offsets_of_other_programs_do_not_wrap(group):
+    with group.transaction() as changes:
+        changes["values"] = np.zeros(120, "u1")
+        changes["offsets"] = np.array([0, 120], "i1")
+    with pytest.raises(OverflowError, match="130 does not fit items of type int8"):
+        Rows(group).append([np.zeros(10, "u1")])
+    assert Rows(group).lengths.tolist() == [120]
