@@ -30,7 +30,6 @@ import numpy.typing as npt
 
 from b2array.codec.chunk_header import FilterId
 from b2array.codec.cparams import CParams
-from b2array.codec.header import FilterId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Box, Building, Format, Hierarchy, Options, Piece, Storage

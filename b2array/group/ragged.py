@@ -14,11 +14,9 @@ from b2array.array.array import NDArray
 from b2array.array.array_copying import as_items, average_text
 from b2array.array.many import read_many
 from b2array.commit.resize import make_joint
-from b2array.display.tables import count_text
 from b2array.display.text_tables import count_text
 from b2array.errors import ConflictError, FormatError
 from b2array.format import dtypes
-from b2array.group.fork import Changes
 from b2array.group.group import Group
 from b2array.group.group_forks import Changes
 from b2array.store.base import pause
