@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import b2array
-from b2array.store.secrets import leaks, redact, redact_url, secrets
+from b2array.store.secrets import leaks, redact, redact_url, secrets, unsigned
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,34 @@ def test_an_error_leaks_through_its_cause_too():
     assert leaks(chained("https://host/x?sig=1"), [])
     assert not leaks(chained("abc"), ["def"])
     assert not leaks(None, ["abc"])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "X-Amz-Algorithm=A&X-Amz-Credential=B&X-Amz-Date={}&X-Amz-Expires=9&X-Amz-Security-Token=C&X-Amz-Signature={}",
+        "X-Goog-Credential=A&X-Goog-Date={}&X-Goog-Expires=9&X-Goog-SignedHeaders=host&X-Goog-Signature={}",
+        "AWSAccessKeyId=A&Expires={}&Signature={}",
+        "GoogleAccessId=A&Expires={}&Signature={}",
+        "Policy={}&Signature={}&Key-Pair-Id=A",
+        "sv=2026&ss=b&srt=sco&spr=https&st=2025&se={}&sp=r&sig={}",
+        "token={}",
+        "access_token={}",
+        "api_key={}",
+        "apikey={}",
+        "X-Auth-Token={}",
+        "password={}",
+    ],
+)
+def test_a_url_that_was_signed_twice_is_one_place(query: str) -> None:
+    one, two = (f"https://host/x?file=7&{query.format(n, f'secret{n}')}" for n in (1, 2))
+    assert unsigned(one) == unsigned(two) == "https://host/x?file=7"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["author", "design", "monkey", "key", "sort_key", "keyword", "Policy", "signal", "size", "session_no"],
+)
+def test_parameters_that_name_an_object_make_another_place(name: str) -> None:
+    one, two = (f"https://host/x?{name}={n}&Expires=1" for n in (1, 2))
+    assert unsigned(one) != unsigned(two)
