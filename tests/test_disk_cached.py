@@ -705,6 +705,10 @@ READS = {
     "a sparse member": (lambda http: b2array.open_group(http.url_of("g.b2d"))["sparse"][9], 9, 3),
     "an inner group": (lambda http: b2array.open_group(http.url_of("g.b2d"))["sub"]["y"][2], 2, 2),
     "a snapshot": (lambda http: b2array.open_group(http.url_of("g.b2d"), at="old")["x"][0], 0, 2),
+    "a member by its URL": (lambda http: b2array.open(http.url_of("g.b2d/x"))[9], 9, 3),
+    "a member of an inner group by its URL": (lambda http: b2array.open(http.url_of("g.b2d/sub/y"))[2], 2, 3),
+    "a member by the URL of its file": (lambda http: b2array.open(http.url_of("g.b2d/x.b2nd"))[9], 9, 1),
+    "a group by its URL": (lambda http: b2array.open(http.url_of("g.b2d"))["x"][9], 9, 3),
     "a tree of stock": (lambda http: b2array.open_group(http.url_of("t.b2d"))["x"][9], 9, 3),
     "a file of embedded arrays": (lambda http: b2array.open(http.url_of("e.b2e"))["x"][:], 0, 2),
 }
@@ -718,6 +722,34 @@ def test_groups_in_directories_over_http_take_few_requests_the_second_time(group
         http.requests.clear()
         np.testing.assert_array_equal(read(http), x[plane])
     assert http.nbytes_asked == len(http.requests) <= most
+
+
+@pytest.mark.parametrize("name", ["g.b2d/x", "g.b2d"])
+def test_an_array_at_the_url_of_a_known_group_or_member_is_opened_as_without_the_cache(
+    groups,
+    tmp_path,
+    name,
+) -> None:
+    http, x = groups
+    for _ in range(2):
+        assert b2array.open_group(http.url_of("g.b2d"))["x"].shape == x.shape
+        b2array.open(http.url_of(name))
+    make(tmp_path / "other.b2nd", x[:7])
+    http.objects[name] = (tmp_path / "other.b2nd").read_bytes()
+    for _ in range(2):
+        np.testing.assert_array_equal(b2array.open(http.url_of(name))[:], x[:7])
+    del http.objects[name]
+    opened = b2array.open(http.url_of(name))
+    assert opened.shape == x.shape if name.endswith("x") else sorted(opened) == ["sparse", "sub", "x"]
+    # Another group without the member is in the place.
+    with b2array.open_group(tmp_path / "new.b2d", "w") as group:
+        group["z"] = x[:2]
+        group.consolidate()
+    publish(http, tmp_path / "new.b2d", "g.b2d")
+    for _ in range(2):
+        np.testing.assert_array_equal(b2array.open(http.url_of("g.b2d/z"))[:], x[:2])
+        with pytest.raises(FileNotFoundError):
+            b2array.open(http.url_of("g.b2d/x"))
 
 
 def test_embedded_members_over_http_are_read_once(groups) -> None:

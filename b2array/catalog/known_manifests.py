@@ -129,6 +129,10 @@ class KnownManifest:
         """The URL of the group, without secrets."""
         return self.group.url
 
+    def is_on_disk(self) -> bool:
+        """Return whether the cache on disk has a manifest of the group, in any state."""
+        return self.group.has_copy(MANIFEST, config.limits.metadata_nbytes)
+
     def read(self, *, cached: bool = False, hidden_is_missing: bool = True) -> Seen:
         """Read the stored manifest, and return it with its version; the parameters are as for `read_manifest`."""
         cached = cached and config.disk_cache is not None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import numpy.typing as npt
 
+from b2array import config
 from b2array.array import creation, drafts
 from b2array.array.array import NDArray
 from b2array.array.array_snapshots import SnapshotInfo
@@ -36,7 +37,7 @@ from b2array.group.listed_group import ListedGroup, group_at
 from b2array.group.member_making import make_member
 from b2array.group.unpacked import is_changeable_archive
 from b2array.keywords import nearest
-from b2array.store.base import Head, Store
+from b2array.store.base import MISSING, Head, Store
 from b2array.store.open import address_of, cut, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
 
@@ -174,6 +175,8 @@ def open(
     existing: Mode = "r" if mode == "r" else "r+"
     if not offset and name is None:
         member = open_listed_member(url, existing, storage_options, follow=follow)
+        if member is None and mode == "r" and config.disk_cache is not None:
+            member = _open_known_group(url, storage_options, follow=follow)
         if member is not None:
             return _as_table(member)
     try:
@@ -474,8 +477,8 @@ def open_listed_member(
 ) -> Any:
     """Open a member of a group in an object store if the ending ``.b2d`` in the URL shows the group; otherwise None.
 
-    This takes one request for the manifest, and one for the member. It also returns None if the store is read-only, or
-    if the manifest does not list the member.
+    This takes one request for the manifest, and one for the member. It also returns None if the manifest does not list
+    the member, or if the store is read-only and the cache on disk does not know the group.
     """
     front, path, back = cut(os.fsdecode(url))
     names = path.split("/")
@@ -485,8 +488,10 @@ def open_listed_member(
     outer = "/".join(names[: ends[-1]])
     inner = "/".join(names[ends[-1] :])
     home = group_at(f"{front}{outer}{back}", storage_options or {})
+    if not isinstance(home, ListedGroup):
+        return None
     # For a read-only server, `open` requests all possible places in one wave instead.
-    if not isinstance(home, ListedGroup) or not home.store.can.write:
+    if not home.store.can.write and (inner.endswith(SUFFIXES) or not _is_known(home, url, storage_options)):
         return None
     name = strip_suffix(inner)
     if not home.show_manifest() or name not in home.members():
@@ -495,6 +500,31 @@ def open_listed_member(
     if inner not in (name, home.members()[name]):
         return None
     return Group(home, "", mode, follow=follow)[name]
+
+
+def _open_known_group(url: Url, storage_options: Storage, *, follow: bool) -> Group | None:
+    """Open a group for reading if its URL ends with ``.b2d``, and the cache on disk knows it; otherwise None.
+
+    This takes a request for an object with this URL, which would be opened instead, and one for the manifest.
+    """
+    front, path, _ = cut(os.fsdecode(url))
+    if "://" not in front or not path.rstrip("/").endswith(_GROUP):
+        return None
+    home = group_at(os.fsdecode(url), storage_options or {})
+    if not isinstance(home, ListedGroup) or not _is_known(home, url, storage_options):
+        return None
+    return Group(home, "", "r", follow=follow) if home.show_manifest() else None
+
+
+def _is_known(home: ListedGroup, url: Url, storage_options: Storage) -> bool:
+    """Return whether the cache on disk has the manifest of a group, and no object has a URL; this takes a request."""
+    if not home.catalog.is_on_disk():
+        return False
+    store = open_store(url, storage_options=storage_options)
+    if store.is_prefix:
+        return True
+    (head,) = store.head([""], 1)
+    return isinstance(head, (*MISSING, IsADirectoryError))
 
 
 def _open_in_group(

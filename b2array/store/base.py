@@ -336,6 +336,10 @@ class Store(ABC):
             return self.ends(names, nbytes, last)
         return self.head(names, nbytes, offset=offset), None
 
+    def has_copy(self, name: str, nbytes: int) -> bool:  # noqa: ARG002
+        """Return whether the cache on disk has the first `nbytes` bytes of an object, in any state."""
+        return False
+
     def not_on_disk(
         self,
         spans: Sequence[Span],

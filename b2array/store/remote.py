@@ -473,6 +473,10 @@ class FsspecStore(Store):
             return None
         return through.find(cache, self._place or "", spans, contents)
 
+    def has_copy(self, name: str, nbytes: int) -> bool:
+        cache = self._disk_cache()
+        return cache is not None and through.has_copy(cache, self._place or "", Span(name, 0, nbytes))
+
     def not_on_disk(self, spans: Sequence[Span], contents: Sequence[ContentName | None]) -> tuple[list[Span], int]:
         cache = self._disk_cache()
         if cache is None:

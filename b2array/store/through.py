@@ -22,7 +22,7 @@ from b2array.store.base import ContentName, Stamp, Version
 from b2array.store.disk_cache import KEY_NBYTES, CachedPart, DiskCache, give_up
 from b2array.store.spans import Span, coalesce
 
-__all__ = ["CachedCopy", "find", "forget", "lacking", "read", "read_present"]
+__all__ = ["CachedCopy", "find", "forget", "has_copy", "lacking", "read", "read_present"]
 
 _GAP = 128 * 2**10
 """A request costs more than so many bytes, if they are read only once."""
@@ -463,6 +463,11 @@ def _copy_of(cache: DiskCache, place: str, span: Span) -> CachedCopy | None:
     first = _COPY.size + length
     tag = bytes(data[_COPY.size : first]).decode()
     return CachedCopy(data[first:], Stamp(size, Version(tag)))
+
+
+def has_copy(cache: DiskCache, place: str, span: Span) -> bool:
+    """Return whether the cache has a copy of a range of an object, in any state."""
+    return _copy_of(cache, place, span) is not None
 
 
 def _keep_copy(
