@@ -89,7 +89,7 @@ def pack(
     UnsupportedError
         The items are Python objects, or Blosc 1 lacks the codec or the filters.
     ValueError
-        A parameter is impossible.
+        A parameter has a value that is not allowed.
 
     Examples
     --------

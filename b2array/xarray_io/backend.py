@@ -141,7 +141,7 @@ def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
 class Backend(BackendEntrypoint):
     """Opens arrays and groups: ``xarray.open_dataset(url, engine="b2array")``.
 
-    It also takes an array or a group that is open. A file or directory that is an array becomes a dataset of one
+    It also takes an open array or group. A file or directory that is an array becomes a dataset of one
     variable with the name of the file. Dimensions without a name are named after the variable.
 
     Examples
