@@ -67,6 +67,12 @@ def test_links_of_the_readme_are_addresses_where_there_is_no_checkout() -> None:
     assert "](https://b2array.readthedocs.io/en/stable/guarantees.html)" in text
 
 
+def test_the_sdist_has_what_its_tests_read() -> None:
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    # hatchling adds the licence and pyproject.toml; it does not see the README, which a plugin reads.
+    assert {*GUIDES, "CITATION.cff", "asv_bench", "b2array", "docs", "recipe", "tests"} <= {*included}
+
+
 def _links(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
