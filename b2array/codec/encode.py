@@ -527,18 +527,18 @@ def _run_token(value: int) -> bytes:
 def _encode_streams(task: Task) -> bytes:
     """Filter with NumPy, then compress the streams: many blocks at a time, which saves memory in large chunks."""
     blocks: list[list[Buffer]] = []
-    blocksize = task.blocksize
+    blocksize, nfull = task.blocksize, task.nfull
     reference = task.data[:blocksize]
     step = max(1, _FILTERED_AT_ONCE // blocksize)
-    for first in range(0, task.nfull, step):
-        stop = min(first + step, task.nfull)
+    for first in range(0, nfull, step):
+        stop = min(first + step, nfull)
         group = task.data[first * blocksize : stop * blocksize]
         rows = group.reshape(-1, blocksize)
         filtered = _filter(task, rows, reference, first=first == 0)
         blocks += _full_blocks(replace(task, data=group), filtered)
     if task.short:
-        tail = task.data[task.nfull * blocksize :].reshape(1, -1)
-        filtered = _filter(task, tail, reference, first=task.nfull == 0)
+        tail = task.data[nfull * blocksize :].reshape(1, -1)
+        filtered = _filter(task, tail, reference, first=nfull == 0)
         blocks.append(_stream_pieces(task, filtered))
     return _assemble(task, blocks)
 

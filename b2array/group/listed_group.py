@@ -31,10 +31,13 @@ from b2array.format import summary
 from b2array.frame.revision import Revision
 from b2array.group import embedded, summaries
 from b2array.group.local_group import LocalGroup, NewFrame
-from b2array.store.base import MISSING, Head, Store, Version, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import MISSING, Head, Mutex, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 
 __all__ = ["AnyGroup", "ListedGroup", "group_at"]
+
+_Listing: TypeAlias = tuple[Manifest, Version | None, Members]
+"""A manifest, its version in the store, and its members."""
 
 
 class ListedGroup:
@@ -55,7 +58,8 @@ class ListedGroup:
         self.store = open_store(url, storage_options=self.storage_options)
         self.catalog = KnownManifest(self.store)
         self._address = url
-        self._listing: tuple[Manifest, Version | None, Members] | None = None
+        self._listing: _Listing | None = None
+        self._mutex = Mutex()
         self._is_pinned = False
         self._lists_own = True
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
@@ -74,6 +78,7 @@ class ListedGroup:
         group.catalog = catalog
         group._address = catalog.url
         group._listing = None
+        group._mutex = Mutex()
         group._records = b"", {}
         group._identity = ""
         group._is_pinned = False
@@ -169,10 +174,16 @@ class ListedGroup:
 
         If the manifest has no rows, this lists the files of the group.
         """
+        self._show(manifest, version)
+
+    def _show(self, manifest: Manifest, version: Version | None) -> _Listing:
+        """Show the members of a manifest, as `show` does, and return what this handle shows now."""
         self._lists_own = manifest.rows is not None
         manifest = complete_manifest(self.store, manifest, shows_mounts=True)
-        self._listing = manifest, version, Members(manifest.members or {})
+        listing = manifest, version, Members(manifest.members or {})
+        self._listing = listing
         self._identity = self._identity or manifest.identity
+        return listing
 
     def require_same(self, manifest: Manifest | None = None) -> None:
         """Raise ConflictError if a manifest, by default the one that this handle shows, is not of the same group.
@@ -219,20 +230,21 @@ class ListedGroup:
         """Close files."""
         self.store.close()
 
-    def _state(self) -> tuple[Manifest, Version | None, Members]:
+    def _state(self) -> _Listing:
         """Return the manifest that this handle shows, its version, and the members; read them at the first use.
 
         After a commit of a member of this handle, show the manifest of that commit first, unless the handle is pinned.
         """
         written = self.catalog.written
-        if self._listing is None:
-            self.show(*self.catalog.read(cached=True))
-        elif written is not None and not self._is_pinned and written[0].number > self._listing[0].number:
+        listing = self._listing
+        if listing is None:
+            # Threads share one manifest: members that two manifests list may belong to different commits.
+            with self._mutex.held:
+                listing = self._listing or self._show(*self.catalog.read(cached=True))
+        elif written is not None and not self._is_pinned and written[0].number > listing[0].number:
             # A member of this handle has committed: show this commit, and the earlier commits of other writers.
-            self.show(*written)
-        if self._listing is None:
-            raise ValueError("expected the manifest that was just read")
-        return self._listing
+            listing = self._show(*written)
+        return listing
 
     def load_manifest(self, *, cached: bool = False) -> Manifest:
         """Read the present manifest from the store, without changing the members shown; `cached` is for readers."""

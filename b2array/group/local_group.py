@@ -39,7 +39,7 @@ from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded, summaries
 from b2array.printable import printable
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import MISSING, Mutex, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 
 __all__ = ["LocalGroup", "NewFrame", "copier_of"]
@@ -123,6 +123,7 @@ class LocalGroup:
     ) -> None:
         self.storage_options = dict(storage_options)
         self._listing = listing
+        self._mutex = Mutex()
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         # The groups inside this one, by name.
         self._mounts: dict[str, LocalGroup] = {}
@@ -183,7 +184,8 @@ class LocalGroup:
         for n in range(1, len(parts)):
             name = "/".join(parts[:n])
             if name not in mounts and self._is_mount(name):
-                mounts[name] = type(self)(self.address(name), self.storage_options)
+                # Threads share one handle: members that two handles open may belong to different commits.
+                mounts.setdefault(name, type(self)(self.address(name), self.storage_options))
             if name in mounts:
                 return mounts[name], "/".join(parts[n:])
         return None
@@ -268,13 +270,18 @@ class LocalGroup:
 
     def _state(self) -> tuple[Manifest, Members]:
         """Return the manifest and the members that this handle shows; list them at the first use."""
-        if self._listing is None:
-            recovered, self._recovered = self._recovered, None
-            self._listing = list_group(self.store, recovered)
+        listing = self._listing
+        if listing is None:
+            # Threads share one list: members that two lists show may belong to different commits.
+            with self._mutex.held:
+                listing = self._listing
+                if listing is None:
+                    recovered, self._recovered = self._recovered, None
+                    listing = self._listing = list_group(self.store, recovered)
         number, identity = self._first
         if not (number and identity):
-            self._first = number or os.stat(self._address).st_ino, identity or self._listing[0].identity
-        return self._listing
+            self._first = number or os.stat(self._address).st_ino, identity or listing[0].identity
+        return listing
 
     def require_same(self, manifest: Manifest | None = None) -> None:
         """Raise ConflictError if the directory was deleted or renamed since this handle has first shown its members.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ from b2array.catalog.names_of_members import check_new
 from b2array.commit import in_bucket, manifest_writes, on_disk, publication
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format.ledger import seal
-from b2array.group import embedded
+from b2array.group import embedded, local_group
 from b2array.group.listed_group import group_at
 from b2array.store.base import Stamp, Store
 from b2array.store.open import open_store
@@ -1446,6 +1447,35 @@ def test_damaged_published_indexes_do_not_keep_a_copy_on_a_disk_from_being_writt
     shown = open_group(copy)
     assert [shown[name][:].tolist() for name in ("x", "y")] == [[7, 9, 2, 3, 4, 5], [7, 1, 2]]
     assert b2array.verify(copy, deep=True).ok
+
+
+def test_threads_that_read_members_of_an_inner_group_show_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer commits between the first looks of two threads at the inner group."""
+    inner = open_group(tmp_path / "outer.b2d/inner", "w")
+    inner["a"], inner["b"] = [1], [1]
+    outer = open_group(tmp_path / "outer.b2d", "r")
+    assert [*outer] == ["inner"]
+    lists, looks, both = local_group.list_group, itertools.count(), threading.Event()
+
+    def commit() -> None:
+        with inner.transaction() as changes:
+            changes["a"][0] = changes["b"][0] = 2
+
+    def list_group(store: Any, recovered: Any) -> Any:
+        number = next(looks)
+        if number == 0:  # in the first thread, which waits for the second one, if that looks as well
+            both.wait(0.5)
+        if number == 1:
+            both.set()
+            time.sleep(0.5)  # now the first thread opens its member
+            commit()
+        return lists(store, recovered)
+
+    monkeypatch.setattr(local_group, "list_group", list_group)
+    read = outer.read_many({"inner/a": 0, "inner/b": 0})
+    assert read["inner/a"] == read["inner/b"]
 
 
 def test_groups_are_read_over_http_by_their_list(http: RangeServer) -> None:
