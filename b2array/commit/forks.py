@@ -741,8 +741,10 @@ def _find_commit(point: ForkPoint) -> Revision | None:
 
     Otherwise return None. The answer to an earlier commit may have been lost.
     """
+    base = point.base
     try:
-        current = load(point.store)
+        # The store of a member may be that of one revision, which shows no later commit: ask the owner.
+        current = load(point.store) if base is None else base.owner.load(base, even_new=True)
     except (FileNotFoundError, FormatError):
         # Without a readable frame, no commit has succeeded.
         return None

@@ -585,6 +585,20 @@ def test_a_repeated_commit_is_found_below_other_commits_of_forks(place: str, oth
     assert a[:, 0].tolist() == [1, others - 1]
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_repeated_commit_to_a_member_of_a_group_is_found(place: str, layout: Any, tmp_path: Path) -> None:
+    url = place.format(tmp_path).rstrip("/").replace("a.b2nd", "g.b2d")
+    group = b2array.open_group(url, "w")
+    group.create("x", data=np.zeros((4, 4), int), chunks=(2, 4), layout=layout)
+    write = group["x"].store(da.full((4, 4), 7, chunks=(2, 4)), compute=False)
+    for _ in range(2):
+        write.compute(scheduler="sync")
+    b2array.open_group(url, "r+")["x"][0] = 9
+    write.compute(scheduler="sync")
+    assert b2array.open_group(url)["x"][:, 0].tolist() == [9, 7, 7, 7]
+
+
 def test_forks_that_are_committed_at_the_same_time_are_both_found(tmp_path: Path) -> None:
     a = b2array.zeros((2, 100), url=tmp_path / "a.b2nd", chunks=(1, 100))
     points = [make_fork_point(a._handle.new_draft(), lasts=True) for _ in range(2)]
