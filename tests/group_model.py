@@ -7,13 +7,14 @@ operation has written. So each row that a reader sees says which operation wrote
 * an operation that was refused is never seen, nor one that had not begun;
 * a row is not seen if an operation that came later, and was over before the look, has replaced it or deleted the array;
 * a row that was appended is not missing if nothing that came later can have replaced it;
-* an operation that nobody knows the end of counts as committed from the moment at which somebody has seen it.
+* an operation that nobody knows the end of counts as committed from the moment at which somebody has seen it;
+* a task that runs again after its commit finds that commit, unless the array was made anew, and changes nothing.
 
 What a transaction has read, and did not change, counts as a look that began when its commit did.
 
 The workers themselves compare the members of the pair, which are only changed together, the variables of a dataset that
-xarray writes, old handles with what they have shown before, and snapshots with what their message says. On local disks,
-a separate group with a manifest is inside the group. It is changed and read in the same ways, and the outer group's
+xarray writes, old handles with what they have shown before, and snapshots with what their message says. A separate
+group with a manifest is inside the group. It is changed and read in the same ways, and on local disks the outer group's
 handles read it as well. Run as a program, this begins worker processes.
 """
 
@@ -30,7 +31,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,9 @@ FAR = "2999-01-01"
 """A time after that of any snapshot."""
 
 COLUMNS, FIRST_ROWS, MOST_ROWS = 3, 3, 12
+
+REMEMBERED = 32
+"""The number of commits that an array remembers."""
 
 
 class GivenUp(Exception):
@@ -166,7 +170,7 @@ class Worker:
 
     def chosen(self) -> str:
         """Choose the group, or the one inside it."""
-        return MOUNT if self.settings.is_list_of_files and self.random.random() < 0.3 else ""
+        return MOUNT if self.random.random() < 0.3 else ""
 
     def run(self) -> None:
         """Work until it is time to stop."""
@@ -261,7 +265,7 @@ class Writer(Worker):
         return np.full((FIRST_ROWS, COLUMNS), self.value)
 
     def new(self, group: b2array.Group, name: str, *, overwrite: bool = False) -> None:
-        self.will(name, "set")
+        self.will(name, "make")
         group.create(name, data=self.rows(), chunks=(2, 2), layout=self.layout(), overwrite=overwrite)
 
     def remove(self, group: b2array.Group, name: str) -> None:
@@ -317,14 +321,13 @@ class Writer(Worker):
 
     def make_by_url(self) -> None:
         """Make or replace an array by its URL."""
-        is_local = self.settings.is_list_of_files
-        name = self.random.choice([*SINGLES, PLAIN]) if is_local else PLAIN
-        self.will(name, "set")
+        name = self.random.choice([*SINGLES, PLAIN])
+        self.will(name, "make")
         b2array.asarray(
             self.rows(),
             url=self.url(self.within, name),
             chunks=(2, 2),
-            layout=self.layout() if is_local else "sparse",
+            layout=self.layout(),
             overwrite=name == PLAIN or self.random.random() < 0.7,
             storage_options=self.settings.options,
         )
@@ -341,7 +344,7 @@ class Writer(Worker):
             array.refresh()
         elif way == "url":
             array = b2array.open(self.url(self.within, name), "r+", storage_options=self.settings.options)
-        elif way == "outer" and self.within:
+        elif way == "outer" and self.within and self.settings.is_list_of_files:
             array = self.open("r+")[full]
         else:
             array = self.group[name]
@@ -427,9 +430,19 @@ class Writer(Worker):
             return
         write = array.store(values, compute=False)
         write.compute(scheduler=scheduler)
-        if self.random.random() < 0.5:
-            with suppress(*REFUSED):
-                write.compute(scheduler=scheduler)
+        self.journal.note(event="done")
+        if self.random.random() < 0.7:
+            time.sleep(self.random.choice([0, 0.05, 0.2]))
+            self.repeat(name, lambda: write.compute(scheduler=scheduler))
+
+    def repeat(self, name: str, tasks: Callable[[], object]) -> None:
+        """Run tasks again that have committed."""
+        refusal = ""
+        try:
+            tasks()
+        except REFUSED as error:
+            refusal = f"{type(error).__name__}: {error}"[:300]
+        self.journal.note(event="repeat", name=self.within + name, value=self.value, refusal=refusal)
 
     # Snapshots, whose message says what is in them.
 
@@ -566,6 +579,7 @@ class Reader(Worker):
         self.old: list[tuple[str, list[int], b2array.NDArray]] = []
         self.kept: dict[tuple[str, str, str], dict[str, list[int]]] = {}
         self.all_names = ALL_NAMES if settings.is_list_of_files else NAMES
+        """What the outer group shows."""
 
     def step(self) -> None:
         looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
@@ -689,7 +703,7 @@ class Reader(Worker):
 
     def look_by_url(self) -> None:
         """Read a member by its own URL; a transaction that is being carried out may not show yet."""
-        name, begin = self.random.choice(self.all_names), time.monotonic()
+        name, begin = self.random.choice(ALL_NAMES), time.monotonic()
         try:
             rows_of(b2array.open(self.url("", name), storage_options=self.settings.options))
         except (FileNotFoundError, ConflictError):
@@ -790,11 +804,22 @@ class Look:
 
 
 @dataclass(slots=True)
+class Repeat:
+    """What tasks got that ran again after their commit: the reason of a refusal, or nothing."""
+
+    name: str
+    value: int
+    refusal: str
+    end: float
+
+
+@dataclass(slots=True)
 class History:
     """What all journals say."""
 
     changes: list[Change] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -818,20 +843,37 @@ def read_history(journals: str | Path) -> History:
                 operation[event["name"]] = Change(
                     event["name"], event["kind"], started["value"], started["time"], event["before"], event["source"]
                 )
+            elif kind == "done":
+                for change in operation.values():
+                    change.seen = event["time"]
             elif kind == "end":
                 history.counts[f"{started['op']} {event['outcome']}"] += 1
-                for change in operation.values():
-                    change.outcome = event["outcome"]
-                    change.seen = event["time"] if change.outcome == "ok" else float("inf")
-            elif kind == "look":
-                history.counts["look"] += 1
-                history.looks.append(Look(event["name"], event["rows"], event["begin"], event["time"]))
-            elif kind == "wrong":
-                history.wrong.append(f"{path.name}: {event['text']}\n{event['where']}")
+                _end(operation.values(), event["outcome"], event["time"])
             else:
-                history.counts[kind] += 1
+                _note(history, path.name, kind, event)
         history.changes += operation.values()
     return history
+
+
+def _end(changes: Iterable[Change], outcome: str, time: float) -> None:
+    """Let changes have an outcome. Committed ones were certain at this time at the latest."""
+    for change in changes:
+        change.outcome = outcome
+        if outcome == "ok":
+            change.seen = min(change.seen, time)
+
+
+def _note(history: History, journal: str, kind: str, event: Mapping[str, Any]) -> None:
+    """Add an event that is no part of an operation."""
+    if kind == "look":
+        history.looks.append(Look(event["name"], event["rows"], event["begin"], event["time"]))
+    elif kind == "repeat":
+        history.repeats.append(Repeat(event["name"], event["value"], event["refusal"], event["time"]))
+        kind = "refused repeat" if event["refusal"] else kind
+    elif kind == "wrong":
+        history.wrong.append(f"{journal}: {event['text']}\n{event['where']}")
+        return
+    history.counts[kind] += 1
 
 
 def check(history: History) -> list[str]:
@@ -848,6 +890,8 @@ def _contradictions(history: History) -> Iterator[str]:
             yield from _check_absent(look, by_name[look.name])
         else:
             yield from _check_rows(look, by_name[look.name], by_value)
+    for repeat in history.repeats:
+        yield from _check_repeat(repeat, by_name[repeat.name], by_value[repeat.name, repeat.value])
     for change in history.changes:
         # The source of a move is seen as of its beginning.
         if change.kind == "carried" and change.source and change.seen < float("inf"):
@@ -922,6 +966,16 @@ def _check_absent(look: Look, changes: Sequence[Change]) -> Iterator[str]:
         if not any(over < change.begin for change in there):
             return
     yield f"{look}: expected an array, as {there[-1]} has left it there"
+
+
+def _check_repeat(repeat: Repeat, changes: Sequence[Change], own: Change) -> Iterator[str]:
+    """Check that tasks which ran again were refused only if the array was made anew, or had too many commits since."""
+    since = [
+        each for each in changes if each.outcome != "refused" and each.seen > own.begin and each.begin < repeat.end
+    ]
+    is_another = any(change.kind in ("make", "delete", "carried") for change in since)
+    if repeat.refusal and not is_another and len(since) < REMEMBERED:
+        yield f"{own}: refused when its tasks ran again: {repeat.refusal}"
 
 
 def _check_move(move: Change, changes: Sequence[Change]) -> Iterator[str]:

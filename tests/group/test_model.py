@@ -22,7 +22,20 @@ import group_model
 import numpy as np
 import pytest
 from clouds import Cloud
-from group_model import MOUNT, NAMES, PLAIN, Change, History, Look, Settings, check, let_begin, read_history, rows_of
+from group_model import (
+    MOUNT,
+    NAMES,
+    PLAIN,
+    Change,
+    History,
+    Look,
+    Repeat,
+    Settings,
+    check,
+    let_begin,
+    read_history,
+    rows_of,
+)
 
 import b2array
 from b2array import config, open_group
@@ -91,9 +104,8 @@ class Play:
         self.journal = journal / "journals"
         self.journal.mkdir()
         self.first = [Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)]
-        self.parts = [""]
-        if "://" not in url:
-            self.make_mount()
+        self.parts = ["", MOUNT]
+        self.make_mount()
         first = self.first[0]
         # An array that is there before the group, which the first change of the group to it adopts.
         b2array.asarray(
@@ -111,12 +123,11 @@ class Play:
         )
 
     def make_mount(self) -> None:
-        """Make a group with a manifest where the outer one will be around it."""
+        """Make a group with a manifest where the outer one will be around it. Only on local disks it shows there."""
         first = Change(f"{MOUNT}{PLAIN}", "set", 1, 0, outcome="ok", seen=0)
-        with open_group(f"{self.url}/{MOUNT}", "w").transaction() as changes:
+        with open_group(f"{self.url}/{MOUNT}", "w", storage_options=self.options).transaction() as changes:
             changes.create(PLAIN, data=np.full((3, 3), first.value), chunks=(2, 2))
         self.first.append(first)
-        self.parts.append(MOUNT)
 
     def settings(self, seed: int, layout: str, threads: int, *, swaps: bool = True) -> Settings:
         return Settings(
@@ -134,11 +145,15 @@ class Play:
         )
 
     def look(self, history: History, mode: Any = "r") -> dict[str, list[int] | None]:
-        group, found = open_group(self.url, mode, storage_options=self.options), {}
-        for name in (part + name for part in self.parts for name in NAMES):
-            begin = time.monotonic()
-            found[name] = rows_of(group[name]) if name in group else None
-            history.looks.append(Look(name, found[name], begin, time.monotonic()))
+        found: dict[str, list[int] | None] = {}
+        for part in self.parts:
+            # On local disks, the outer group shows the members of the inner one.
+            within = part if "://" in self.url else ""
+            group = open_group(f"{self.url}/{within}", mode, storage_options=self.options)
+            for name in (part + name for name in NAMES):
+                begin, inner = time.monotonic(), name.removeprefix(within)
+                found[name] = rows_of(group[inner]) if inner in group else None
+                history.looks.append(Look(name, found[name], begin, time.monotonic()))
         return found
 
     def check_kept(self) -> list[tuple[str, str]]:
@@ -171,8 +186,9 @@ class Play:
         assert not wrong, f"{len(wrong)} contradictions, the first:\n" + "\n".join(wrong[:5])
         for part in self.parts:
             assert found[f"{part}a"] == found[f"{part}b"]
-        report = b2array.verify(self.url, deep=True, storage_options=self.options)
-        assert report.ok, report
+        for part in self.parts:
+            report = b2array.verify(f"{self.url}/{part}", deep=True, storage_options=self.options)
+            assert report.ok, report
         assert any(what.endswith(" ok") for what in history.counts)
         assert history.looks
 
@@ -324,6 +340,30 @@ def test_the_checker_finds_looks_that_cannot_be(changes: list[Change], look: lis
 )
 def test_the_checker_lets_looks_pass_that_can_be(changes: list[Change], look: list[int] | None) -> None:
     assert contradictions([FIRST, *changes], (look, 10, 11)) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "is_wrong"),
+    [
+        ([], True),
+        ([made(3, 5, 6)], True),
+        ([made(3, 5, 6, "append"), made(4, 7, 8, "delete", outcome="refused")], True),
+        ([made(3, 5, 6, "make")], False),
+        ([made(3, 5, 6, "delete")], False),
+        ([made(value, 5, 6) for value in range(10, 10 + group_model.REMEMBERED)], False),
+    ],
+)
+def test_the_checker_finds_tasks_that_were_refused_after_their_commit(others: list[Change], is_wrong: bool) -> None:
+    own = made(2, 2, 4)
+    refused = History([FIRST, own, *others], repeats=[Repeat("c", 2, "ConflictError", 9)])
+    assert bool(check(refused)) == is_wrong
+    found = History([FIRST, own, *others], repeats=[Repeat("c", 2, "", 9)])
+    assert check(found) == []
+
+
+def test_the_checker_finds_tasks_that_write_once_more() -> None:
+    (found,) = contradictions([FIRST, made(2, 2, 4), made(3, 5, 6)], ([2], 10, 11))
+    assert "has replaced" in found
 
 
 def test_the_checker_counts_a_change_of_a_killed_writer_from_when_it_was_seen() -> None:
