@@ -410,14 +410,36 @@ def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOp
 
 def as_items(x: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     """Return an array-like as an array of a type that can be stored, if its items have one."""
+    if dtype is None and _is_unsized_text(x):
+        # NumPy would convert missing items to the text "None".
+        dtype = object
     values = np.asarray(x, dtype=require_dtype(dtype))
     if isinstance(x, np.ndarray | np.generic):
         require_same_order(x.dtype, values.dtype)
-    if values.dtype.kind == "O":
+    if values.dtype.kind != "O":
+        return values
+    is_empty_text = _is_empty_text(x)
+    if not is_empty_text:
         refuse_objects(x, values)
-    if values.dtype.kind == "O" and _has_text(values):
-        return as_text(values)
-    return values
+    return as_text(values) if is_empty_text or _has_text(values) else values
+
+
+def _is_unsized_text(x: Any) -> bool:
+    """Return whether an array of another library, such as Polars or Awkward Array, would become text of one width.
+
+    Such libraries have text of any length only.
+    """
+    is_foreign = hasattr(x, "__array__") and not isinstance(getattr(x, "dtype", None), np.dtype)
+    if not is_foreign or not hasattr(x, "__getitem__") or not getattr(x, "ndim", 1):
+        return False
+    # One item tells the kind. All items may take far more memory as text of one width.
+    return np.asarray(x[:1]).dtype.kind == "U"
+
+
+def _is_empty_text(x: Any) -> bool:
+    """Return whether an array of pandas, Polars or Arrow has no items, and a type for text."""
+    named = getattr(x, "type", None) if getattr(x, "dtype", None) is None else x.dtype
+    return not isinstance(named, np.dtype) and "str" in str(named).lower() and not len(x)
 
 
 def _has_text(values: npt.NDArray[Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any, Self, overload
 
 import numpy as np
@@ -38,7 +39,7 @@ class Rows:
     Values may have more dimensions: an item of a row may be a point or a vector. They may also be text.
 
     Arrow and Awkward Array take the two arrays unchanged: ``pyarrow.LargeListArray.from_arrays(rows.offsets[...],
-    rows.values[...])``.
+    rows.values[...])``. Their arrays of lists are rows as well.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ class Rows:
         **options
             Options of `Group.create` for the values, such as ``chunks`` and ``cparams``.
         """
-        joined, lengths = _join(rows, None if dtype is None else np.dtype(dtype), item_shape)
+        joined, lengths = _items_of(rows, None if dtype is None else np.dtype(dtype), item_shape)
         options.setdefault("chunks", None)
         shape = (0, *item_shape)
         with _changes_of(group) as changes:
@@ -175,7 +176,7 @@ class Rows:
         ValueError, TypeError, OverflowError
             The items do not fit the values: none of them is cut, wrapped or unmasked.
         """
-        joined, lengths = _join(rows, self._values.dtype, self._values.shape[1:])
+        joined, lengths = _items_of(rows, self._values.dtype, self._values.shape[1:])
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(pause(attempt))
@@ -240,6 +241,44 @@ def _member(group: Group, name: str) -> NDArray:
 def _changes_of(group: Group) -> Any:
     """Return a block that changes a group: in the transaction under way, or in a new one."""
     return nullcontext(group) if isinstance(group._home, Changes) else group.transaction()
+
+
+def _items_of(rows: Any, dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
+    """Return the items of rows of any kind in one array, and the length of each row."""
+    flattened = _flattened(rows)
+    if flattened is None:
+        return _join(rows, dtype, item_shape)
+    parts, lengths = flattened
+    if dtype is None and parts:
+        dtype = np.result_type(*(part.dtype for part in parts))
+    joined, _ = _join(parts, dtype, item_shape)
+    return joined, lengths
+
+
+def _flattened(rows: Any) -> tuple[list[Array], list[int]] | None:
+    """Return the items and the length of each row of Arrow's and Awkward's arrays of lists; None for other rows.
+
+    Iteration over such arrays makes an object for each row or item.
+    """
+    library, _, _ = type(rows).__module__.partition(".")
+    if library == "awkward":
+        _require_lists(rows.ndim > 1, rows.type)
+        awkward = import_module(library)
+        items, counts = awkward.flatten(rows, axis=1), awkward.num(rows, axis=1)
+        return [as_items(items, None)], np.asarray(counts).tolist()
+    if library == "pyarrow":
+        parts = getattr(rows, "chunks", [rows])
+        _require_lists(all(hasattr(part, "value_lengths") for part in parts), getattr(rows, "type", "a table"))
+        if rows.null_count:
+            raise ValueError(f"expected rows, found {rows.null_count} missing ones: replace them by empty rows")
+        lengths = [length for part in parts for length in part.value_lengths().tolist()]
+        return [as_items(part.flatten(), None) for part in parts], lengths
+    return None
+
+
+def _require_lists(are_lists: bool, kind: object) -> None:
+    if not are_lists:
+        raise TypeError(f"expected lists of items, one for each row, found {kind}")
 
 
 def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
