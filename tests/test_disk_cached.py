@@ -860,6 +860,7 @@ def test_writers_do_not_trust_the_cache(gated, directory, layout) -> None:
     x = values()
     b2array.asarray(x, url=url, layout=layout, chunks=CHUNKS, blocks=BLOCKS, storage_options=options)
     read_all(url, x, storage_options=options)
+    b2array.open(url, storage_options=options)[:]
     lied = []
     original = disk_cache._read_record
 
@@ -877,6 +878,13 @@ def test_writers_do_not_trust_the_cache(gated, directory, layout) -> None:
             a[50, 60:70, 5:9] = x[50, 60:70, 5:9] = -2
             assert a[50, 65, 6] == -2
         a.resize((121, 130, 64))
+        a.snapshot("kept")
+        a[50, 60:70, 5:9] = -3
+        a.restore("kept")
+        a[50, 0] = 0
+        a.restore("kept")
+        b2array.repack(url, storage_options=options)
+        assert b2array.verify(url, deep=True, storage_options=options).ok
     finally:
         disk_cache._read_record = original
     assert not lied

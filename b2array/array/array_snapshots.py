@@ -206,7 +206,7 @@ def restore(handle: Handle, name: str) -> None:
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
             # Check the chunks as well: otherwise a damaged snapshot could become the current state.
-            edits.restore_state(draft, intact.load_intact_state(draft.base, name, deep=True).state)
+            edits.restore_state(draft, intact.load_intact_state(draft.base.without_disk_cache(), name, deep=True).state)
 
 
 def go_back(handle: Handle, earlier: Revision) -> None:

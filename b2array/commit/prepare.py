@@ -74,7 +74,7 @@ def _staying(change: ChangeSet, current: Revision | None) -> tuple[State, ...] |
         return ()
     stay = ledger_of(current.state).without(change.drops).entries
     try:
-        return tuple(each.state for each in load_kept_states(current, stay))
+        return tuple(each.state for each in load_kept_states(current.without_disk_cache(), stay))
     except (FormatError, SnapshotLostError):
         return None
 
@@ -132,7 +132,7 @@ def whole(
     or SnapshotLostError: a chunk or a kept state cannot be read.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
-    states = load_kept_states(current, stay)
+    states = load_kept_states(current.without_disk_cache(), stay)
     kept = [*zip(stay, states, strict=True), *pinned]
     whole = copy_frame(
         draft.reader(),

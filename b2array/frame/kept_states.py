@@ -129,7 +129,7 @@ def _unpack_kept(revision: Revision, entry: Kept, packed: Buffer) -> Revision:
         raise prefix_error(f"{revision.url}: snapshot {entry.name!r}", error) from error
     if state.frame.frame_type != revision.frame.frame_type:
         raise prefix_error(f"{revision.url}: snapshot {entry.name!r}", wrong_kind(state.frame.frame_type))
-    return Revision(
+    kept = Revision(
         revision.store,
         state,
         revision.start,
@@ -141,3 +141,4 @@ def _unpack_kept(revision: Revision, entry: Kept, packed: Buffer) -> Revision:
         contents=revision.contents,
         name=revision.name,
     )
+    return kept if revision.trusts_disk else kept.without_disk_cache()

@@ -166,7 +166,7 @@ class Revision(Source):
     cache_key: object | None = field(init=False)
     _expected: Version | None = field(init=False)
     _is_unchecked: bool = field(init=False)
-    _trusts_disk: bool = field(init=False, default=True)
+    trusts_disk: bool = field(init=False, default=True)
     _names: dict[int, tuple[ContentName | None, int]] = field(init=False, default_factory=dict)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
     _by_entry: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(init=False, default=None)
@@ -347,12 +347,12 @@ class Revision(Source):
 
     @property
     def _uses_disk(self) -> bool:
-        return config.disk_cache is not None and self._trusts_disk and not self.store.can.local
+        return config.disk_cache is not None and self.trusts_disk and not self.store.can.local
 
     def without_disk_cache(self) -> Revision:
-        """Return the same state; its reads do not use the cache on disk."""
+        """Return the same state; its reads do not use the cache on disk, and neither do the states that it keeps."""
         copied = replace(self)
-        object.__setattr__(copied, "_trusts_disk", False)
+        object.__setattr__(copied, "trusts_disk", False)
         return copied
 
     def contents_of(self, spans: Sequence[Span]) -> list[ContentName | None]:

@@ -230,6 +230,9 @@ def verify(
     stored state, even if a handle shows an earlier one, and all snapshots; for a handle at a snapshot, it covers only
     that snapshot.
 
+    The check covers what the server has: nothing is read from the cache on disk (`b2array.config.disk_cache`), and the
+    cache is left as it is. If it has an intact copy of a chunk that is damaged on the server, reads go on to use it.
+
     Parameters
     ----------
     source : str, os.PathLike, NDArray, SChunk or Group
@@ -468,7 +471,8 @@ def verify_frame(
 
 def _verify_frame(report: Report, open_frame: Callable[[], Revision], *, progress: bool) -> Report:
     try:
-        revision = open_frame()
+        # What the server has is to be checked, and not what this computer has of it.
+        revision = open_frame().without_disk_cache()
     except (FormatError, SnapshotLostError, UnsupportedError) as error:
         problem = Problem("frame", None, "", str(error))
         return replace(report, problems=(problem,))
@@ -661,7 +665,7 @@ class _Inspector:
         files: Mapping[str, Listed] | None,
         keep_heads: bool,
     ) -> None:
-        # What the server has is to be checked, and not what this computer has of it.
+        # Repairs pass states that may use the cache on disk.
         self.revision = revision.without_disk_cache()
         self.deep = deep
         self.files = files or {}
