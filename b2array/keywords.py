@@ -18,7 +18,7 @@ from typing import Any, ForwardRef, NoReturn, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["F", "refuse_calls", "spell_out"]
+__all__ = ["F", "nearest", "refuse_calls", "spell_out", "suggest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,6 +50,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
             "compressors",
             "filters",
             "shuffle",
+            "zlib",
         ),
         ("cparams", _COMPRESSION),
     ),
@@ -155,7 +156,7 @@ def _complain(
     parameters = signature.parameters
     wrong = next((name for name in keywords if name not in parameters), None)
     if wrong is not None:
-        return f"{function}() got an unexpected keyword argument {wrong!r}{_hint(wrong, parameters)}"
+        return f"{function}() got an unexpected keyword argument {wrong!r}{suggest(wrong, parameters)}"
     positional = [each.name for each in parameters.values() if each.kind != each.KEYWORD_ONLY]
     others = [each.name for each in parameters.values() if each.kind == each.KEYWORD_ONLY]
     values = args
@@ -182,7 +183,14 @@ def _is_dtype(value: Any) -> bool:
     return value is not None
 
 
-def _hint(name: str, names: Collection[str]) -> str:
+def suggest(name: str, names: Collection[str]) -> str:
+    """Return the end of an error message for a keyword that is not among `names`: what to write instead, or "".
+
+    Examples
+    --------
+    >>> suggest("chunk", ["chunks", "cparams"]), suggest("complevel", ["cparams"])
+    (". Did you mean 'chunks'?", ": write cparams='lz4', or cparams=b2array.CParams('zstd', clevel=5)")
+    """
     needed, sentence = _NEIGHBOURS.get(name, ("", ""))
     if sentence and (not needed or needed in names):
         return f": {sentence.format(name=name)}"

@@ -382,9 +382,17 @@ def test_what_a_step_repeats_is_not_written_again(url: Path) -> None:
     assert b2array.open_group(url)["x"].generation == before
 
 
-@pytest.mark.parametrize("key", ["zlib", "compressor", "shards"])
+UNKNOWN = {
+    "zlib": "write cparams='lz4'",
+    "compressor": "write cparams='lz4'",
+    "shards": "chunks= says how much is stored at once",
+    "chunk": r"there are chunks, .*, fill_value\. Did you mean 'chunks'\?",
+}
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
 def test_an_encoding_that_is_not_known_is_refused(url: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=key):
+    with pytest.raises(ValueError, match=rf"'{key}'\]; .*{UNKNOWN[key]}"):
         to_b2array(along([1.0]), url, encoding={"a": {key: None if key == "x" else 1}})
     assert not url.exists()
 

@@ -27,6 +27,7 @@ from b2array.array.array import NDArray
 from b2array.array.unstorable import advise
 from b2array.format.attributes import encode_attr
 from b2array.grid.chunking import automatic
+from b2array.keywords import suggest
 from b2array.xarray_io.backend import attributes_of, dims_of
 from b2array.xarray_io.preferences import preferences
 
@@ -372,9 +373,9 @@ def _refuse_unknown(name: str, encoding: Mapping[Any, Any]) -> None:
     left = {key for key, value in encoding.items() if key != "_FillValue" or value is not None}
     unknown = sorted(map(str, left - _INHERITED - {*_OWN}))
     if unknown:
-        raise ValueError(
-            f"unexpected encoding parameters for variable {name!r}: {unknown}; known are {_OWN} and those of CF"
-        )
+        others = f"besides the ones of CF, there are {', '.join(_OWN)}"
+        hint = suggest(unknown[0], _OWN)
+        raise ValueError(f"unexpected encoding parameters for variable {name!r}: {unknown}; {others}{hint}")
 
 
 def _choose_options(name: str, variable: xr.Variable, *, is_asked: bool) -> dict[str, Any]:
