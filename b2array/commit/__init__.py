@@ -41,14 +41,14 @@ commits        replaces the manifest, which lists a pending    replaces the mani
                that one call publishes: that call
 publishes      takes the steps, then removes them from the     copies each index to its usual name
                manifest
-excludes       locks: the manifest's, then those of members    no lock (in ``memory://``, the manifest's): the write
-other writers  that changed or were read, in the order of      of the manifest requires the version that was read
-               their paths
+excludes       locks: the manifest's, then the locks of the    no lock (in ``memory://``, the manifest's): the write
+other writers  members that changed or were read, in the       of the manifest requires the version that was read
+               order of their paths
 killed before  files that no reader sees, for `vacuum`         objects that no row names, for `vacuum`
 the commit
 killed after   pending steps, which the next writer takes      published indexes that are one commit old, which the
 the commit     first                                           next commit of the member replaces, or missing ones,
-                                                               which `vacuum` publishes; those of deleted members
+                                                               which `vacuum` publishes; indexes of deleted members
 =============  ==============================================  =======================================================
 
 A change of a member by its own URL takes the same route: on a disk, the writer first takes the step that is pending for

@@ -743,7 +743,7 @@ def _find_commit(point: ForkPoint) -> Revision | None:
     """
     base = point.base
     try:
-        # The store of a member may be that of one revision, which shows no later commit: ask the owner.
+        # The store of a member may be the store of one revision, which shows no later commit: ask the owner.
         current = load(point.store) if base is None else base.owner.load(base, even_new=True)
     except (FileNotFoundError, FormatError):
         # Without a readable frame, no commit has succeeded.

@@ -383,9 +383,10 @@ class LocalGroup:
         waits in another place. Raises ValueError if an inner group owns the member.
         """
         self.require_own(path)
-        if path in self.manifest.pending:
+        manifest, _ = self._state()
+        if path in manifest.pending:
             publish_waiting(LocalMember(self.store, path))
-        return Handle(self.current(path), "r+")
+        return Handle(self._own_current(path), "r+")
 
     def _promise(self, path: str) -> Handle | None:
         """Return a handle from the summary of a member; None if the member must be read at once.
@@ -444,6 +445,10 @@ class LocalGroup:
         if mount is not None:
             owner, inner = mount
             return owner.current(inner)
+        return self._own_current(path)
+
+    def _own_current(self, path: str) -> Revision:
+        """Load the state of a member that no inner group owns; see `current`."""
         manifest, _ = self._state()
         try:
             source = self._own_state(path, manifest)

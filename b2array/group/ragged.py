@@ -283,7 +283,7 @@ def _require_lists(are_lists: bool, kind: object) -> None:
 
 def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
     """Return the items of rows in one array, and the length of each row."""
-    given, kinds, lengths = [], [], []
+    collected, kinds, lengths = [], [], []
     is_sized = dtype is not None and dtypes.has_size(dtype)
     for row in rows:
         array = as_items(row, None if is_sized else dtype)
@@ -292,13 +292,13 @@ def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[in
             raise ValueError(f"expected rows of items of shape {item_shape}, found a row of shape {array.shape}")
         lengths.append(len(array))
         if array.size:
-            given.append(row)
+            collected.append(row)
             kinds.append(array.dtype)
     if dtype is None or not is_sized:
         dtype = np.result_type(*kinds) if kinds else np.empty(0, dtype).dtype
     joined = np.empty((sum(lengths), *item_shape), dtype)
     stop = 0
-    for row, kind in zip(given, kinds, strict=True):
+    for row, kind in zip(collected, kinds, strict=True):
         # NumPy would try to read lists of text as numbers.
         if not np.can_cast(kind, dtype, "same_kind"):
             raise TypeError(f"Cannot cast array data from {kind!r} to {dtype!r} according to the rule 'same_kind'")
