@@ -17,6 +17,7 @@ from operations import Operations
 from test_requests import far
 
 import b2array
+from b2array.array import wide_text
 from b2array.commit.write import write
 from b2array.errors import ChecksumError, ChunkLostError, FormatError, PerformanceWarning, UnsupportedError
 from b2array.grid.runs import automatic_run, block_extents, is_run
@@ -538,6 +539,53 @@ def test_nobody_pays_for_wide_text_by_accident():
         warnings.simplefilter("error")
         b2array.asarray(wide[:150_000])
         b2array.asarray(np.full(200_000, "z" * 50, "U100"))
+
+
+MAKERS = {
+    "from_dask": lambda wide, _: b2array.from_dask(da.from_array(wide, chunks=500)),
+    "from_dask, a member": lambda wide, _: b2array.from_dask(
+        da.from_array(wide, chunks=500), "memory://wide-text.b2d/a", overwrite=True, scheduler="sync"
+    ),
+    "from_blocks": lambda wide, _: b2array.from_blocks(np.array_split(wide, 5)),
+    "fromiter": lambda wide, _: b2array.fromiter(iter(wide.tolist()), wide.dtype, len(wide)),
+    "concatenate": lambda wide, _: b2array.concatenate([wide[:100].astype("U5"), wide]),
+    "stack": lambda wide, _: b2array.stack([wide, wide]),
+    "map": lambda wide, _: b2array.map(lambda x: x.astype(wide.dtype), b2array.asarray(wide.astype(TEXT))),
+    "convert": lambda wide, path: (np.save(path / "a.npy", wide), b2array.convert(path / "a.npy", path / "a.b2nd")),
+    "convert to .npy": lambda wide, path: (
+        b2array.asarray(wide.astype(TEXT), url=path / "a.b2nd"),
+        b2array.convert(path / "a.b2nd", path / "a.npy"),
+    ),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_whatever_makes_wide_text_warns_once(tmp_path, monkeypatch, maker):
+    b2array.open_group("memory://wide-text.b2d", "a")
+    monkeypatch.setattr(wide_text, "_LEAST_NBYTES", 2**20)
+    wide = np.full(3000, "short", "U100")
+    wide[5] = "y" * 100
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        MAKERS[maker](wide, tmp_path)
+        about_text = [str(each.message) for each in caught if "StringDType" in str(each.message)]
+        assert len(about_text) == 1
+        assert "of type <U100 take" in about_text[0]
+
+
+def test_text_that_fills_its_items_does_not_warn(monkeypatch):
+    monkeypatch.setattr(wide_text, "_LEAST_NBYTES", 2**20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        b2array.from_blocks([np.full(3000, "short", "U100"), np.full(3000, "z" * 100, "U100")], chunks=500)
+
+
+def test_wide_text_without_items_is_not_measured(monkeypatch):
+    monkeypatch.setattr(wide_text, "_LEAST_NBYTES", 2**20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        b2array.zeros(3000, "U100")
+        b2array.from_blocks([np.empty((0, 100_000), "U100")])
 
 
 def test_the_program_shows_text(tmp_path, capsys):

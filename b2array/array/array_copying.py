@@ -32,7 +32,7 @@ from b2array.array.drafts import (
     require_dtype,
 )
 from b2array.array.unstorable import refuse_objects
-from b2array.array.wide_text import is_wide, warn_of_waste
+from b2array.array.wide_text import is_wide, warn_of_stored_waste, warn_of_waste
 from b2array.codec import codecs
 from b2array.codec.cparams import CParams, resolve_cparams
 from b2array.codec.filters import CELL_FILTERS
@@ -525,6 +525,7 @@ def join_blocks(
     with aborting(draft):
         for values in _cut_into_rows(chain([piece], remaining), draft.state.require_layout(), axis):
             resize.append(draft, values, axis)
+        warn_of_stored_waste(draft)
     return draft
 
 

@@ -28,6 +28,7 @@ from b2array.array.drafts import (
     require_dtype,
     takes,
 )
+from b2array.array.wide_text import warn_of_stored_waste
 from b2array.commit.draft import Draft
 from b2array.grid.assignment import check_plain
 from b2array.grid.lossless import lossless
@@ -164,6 +165,7 @@ def map_chunks(
             if values.size:
                 put(draft, target, lossless(values, layout.dtype, _ADVICE))
             bar.advance(math.prod(part.stop - part.start for part in box))
+        warn_of_stored_waste(draft)
     return draft
 
 

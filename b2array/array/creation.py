@@ -27,6 +27,7 @@ from b2array.array.drafts import (
     takes,
 )
 from b2array.array.frame_making import member_at
+from b2array.array.wide_text import warn_of_stored_waste
 from b2array.codec.cparams import AnyCParams
 from b2array.commit.draft import Draft
 from b2array.format import dtypes
@@ -533,6 +534,8 @@ def from_dask(
         return NDArray._make(url, wanted, new)
     write = dask.from_dask(x, url, dtype, wanted)
     done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
+    if isinstance(done, NDArray):
+        done._handle.reading(warn_of_stored_waste)
     return done
 
 

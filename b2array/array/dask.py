@@ -21,6 +21,7 @@ from b2array.array import dask_chunks
 from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
+from b2array.array.wide_text import warn_of_stored_waste
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
 from b2array.commit.fork_point import ForkPoint
@@ -155,6 +156,7 @@ def compute_draft(
     with aborting(draft):
         (changes,) = compute_changes([_write_all(x, draft)], progress, scheduler)
         merge_changes(draft, changes)
+        warn_of_stored_waste(draft)
     return draft
 
 

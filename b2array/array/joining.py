@@ -25,6 +25,7 @@ from b2array.array.drafts import (
     require_dtype,
     takes,
 )
+from b2array.array.wide_text import warn_of_stored_waste
 from b2array.codec.chunk_header import Special
 from b2array.commit import edits
 from b2array.commit.draft import Draft
@@ -302,6 +303,7 @@ def _join(
 
         # Do not round values again that may be rounded already.
         rewrite(draft, layout, grid[is_missing].tolist(), read, bar.advance, exact=wanted.cparams is None)
+        warn_of_stored_waste(draft)
     return draft
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from b2array.array.array import array_at
 from b2array.array.drafts import ArrayOptions, choose_layout
+from b2array.array.wide_text import warn_of_waste
 from b2array.codec.cparams import AnyCParams, resolve_cparams
 from b2array.display.text_tables import count_text, size
 from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, UnsupportedError, warn
@@ -549,8 +550,10 @@ def _pieces(
     regions: list[Box],
     advance: Callable[[int], object] = id,
 ) -> Iterator[Piece]:
-    for box in regions:
+    for number, box in enumerate(regions):
         values = np.asarray(source.read(box), source.dtype)
+        if not number:
+            warn_of_waste(values, source.shape, source.dtype)
         yield box, values
         advance(values.nbytes)
 
