@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,6 +196,7 @@ class Writer(Worker):
         self.within = ""
         self.groups: dict[str, b2array.Group] = {}
         self.arrays: dict[str, b2array.NDArray] = {}
+        self.stored: list[tuple[str, int, Callable[[], object]]] = []
         self.together = (self.change_pair, self.change_together, self.carry, self.replace_all, self.derive)
 
     def step(self) -> None:
@@ -220,6 +222,8 @@ class Writer(Worker):
             (3, self.change_by_forks),
             (3, self.change_pair_by_forks),
             (4, self.store),
+            (3, self.store_again),
+            (2, self.begin_group),
             (2, self.keep),
             (2, self.keep_unread),
             (2, self.go_back),
@@ -430,19 +434,20 @@ class Writer(Worker):
             return
         write = array.store(values, compute=False)
         write.compute(scheduler=scheduler)
-        self.journal.note(event="done")
-        if self.random.random() < 0.7:
-            time.sleep(self.random.choice([0, 0.05, 0.2]))
-            self.repeat(name, lambda: write.compute(scheduler=scheduler))
+        self.stored = [*self.stored[-3:], (self.within + name, self.value, partial(write.compute, scheduler=scheduler))]
+        if self.random.random() < 0.5:
+            self.journal.note(event="done")
+            self.store_again()
 
-    def repeat(self, name: str, tasks: Callable[[], object]) -> None:
-        """Run tasks again that have committed."""
-        refusal = ""
-        try:
-            tasks()
-        except REFUSED as error:
-            refusal = f"{type(error).__name__}: {error}"[:300]
-        self.journal.note(event="repeat", name=self.within + name, value=self.value, refusal=refusal)
+    def store_again(self) -> None:
+        """Run tasks again that have committed, maybe long ago, as dask does if a worker is lost."""
+        for name, value, compute in self.stored[-1:] if self.random.random() < 0.5 else self.stored[:1]:
+            refusal = ""
+            try:
+                compute()
+            except REFUSED as error:
+                refusal = f"{type(error).__name__}: {error}"[:300]
+            self.journal.note(event="repeat", name=name, value=value, refusal=refusal)
 
     # Snapshots, whose message says what is in them.
 
@@ -490,7 +495,34 @@ class Writer(Worker):
         chosen = self.random.choice(["sync", "threads"])
         return {"url": self.settings.url, "scheduler": chosen, "storage_options": self.settings.options}
 
-    # A group of this worker alone, which is renamed.
+    # Groups of this worker alone: one is new, another one is renamed.
+
+    def begin_group(self) -> None:
+        """Make arrays by their URLs, and then change their group: what it no longer has cannot be read or written."""
+        url, options = f"{self.settings.url}-new-of-{self.me}-{self.count}", self.settings.options
+        for name in "xy":
+            place = f"{url}/{name}.b2nd"
+            b2array.asarray(self.rows(), url=place, chunks=(2, 2), layout=self.layout(), storage_options=options)
+        group = open_group(url, "r+", storage_options=options)
+        if self.random.random() < 0.5:  # later, there is a manifest, which lists a member that it has not adopted
+            group["y"][...] = 0
+        place = f"{url}/x.b2nd"
+        late = b2array.open(place, "r+", storage_options=options)
+        action = self.random.choice(["delete", "move", "replace"])
+        if action == "delete":
+            del group["x"]
+        elif action == "move":
+            group.move("x", "z")
+        else:
+            group.create("x", data=-self.rows(), chunks=(2, 2), layout=self.layout(), overwrite=True)
+        with suppress(ConflictError, FileNotFoundError):
+            late[...] = 0
+            raise AssertionError(f"{place}: expected that a change is refused after {action}")
+        found = None
+        with suppress(FileNotFoundError):
+            found = rows_of(b2array.open(place, storage_options=options))
+        if found != ([-self.value] * FIRST_ROWS if action == "replace" else None):
+            raise AssertionError(f"{place}: expected no items of before after {action}, found {found}")
 
     def rename(self) -> None:
         """Rename a group, and change it through a handle of before: that is refused, and nothing comes of it."""

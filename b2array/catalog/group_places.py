@@ -91,7 +91,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     """Return the group that will contain a new frame, if any, and the name of the frame there.
 
     This resolves links in a local path. Servers get requests only if a part of the URL has the usual ending of a group
-    or an archive, so other new frames cost no request.
+    or an archive, so other new frames cost no request. Below such a group, each part may be a group.
 
     Examples
     --------
@@ -112,9 +112,12 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
         return None if place is None else _join_fragment(place, fragment)
     front, parts, back = cut_path(url, storage_options)
     asked = []
+    outermost = next((count for count, part in enumerate(parts, 1) if part.endswith(GROUP)), len(parts))
     for count in range(len(parts), 0, -1):
         part = parts[count - 1]
-        if part.endswith(GROUP):
+        # A group inside a group may have any name.
+        is_inside = outermost < count < len(parts)
+        if part.endswith(GROUP) or is_inside:
             asked += [(count, MANIFEST), (count, EMBEDDED)]
         elif part.endswith(ARCHIVE):
             asked.append((count, ""))

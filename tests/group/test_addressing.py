@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import blosc2
 import fsspec
@@ -435,3 +436,15 @@ def test_a_follower_meets_commits_while_it_opens_members(tmp_path: Path, monkeyp
     assert {name: array[0].flat[0] for name, array in group.arrays().items()} == {"x": 6, "y": 6}
     with pytest.raises(ConflictError, match=r"call refresh\(\)"):
         standing["x"]
+
+
+@pytest.mark.parametrize("kind", ["s3", "memory"])
+def test_an_array_that_is_made_by_its_url_belongs_to_the_innermost_group_of_any_name(kind, cloud_of):
+    cloud = cloud_of("s3") if kind == "s3" else None
+    options = cloud.options if cloud else {}
+    url = f"{cloud.make_bucket(f'inner-{uuid4()}') if cloud else f'memory://{uuid4()}'}/g.b2d"
+    for inner in ("/m", ""):
+        b2array.open_group(url + inner, "a", storage_options=options)["x"] = [1]
+    b2array.asarray([2, 3], url=f"{url}/m/sub/y.b2nd", storage_options=options)
+    assert [*b2array.open_group(f"{url}/m", storage_options=options)["sub"]] == ["y"]
+    assert [*b2array.open_group(url, storage_options=options)] == ["x"]
