@@ -658,6 +658,18 @@ def test_items_of_pandas_are_refused_with_what_to_store_instead(
     xr.testing.assert_identical(reopened(url), first)
 
 
+@pytest.mark.parametrize("dtype", ["str", "string"])
+def test_text_of_pandas_is_written_and_appended_as_text(url: Path, dtype: str) -> None:
+    words, gaps = (pd.array(items, dtype=dtype) for items in (["a", "longer é"], [None, "b"]))
+    to_b2array(xr.Dataset({"v": ("t", words, {"about": "names"})}), url)
+    to_b2array(xr.Dataset({"v": ("t", gaps, {"about": "names"})}), url, append_dim="t")
+    stored = b2array.open_group(url)["v"]
+    assert stored.dtype == np.dtypes.StringDType()
+    # Missing text becomes empty, as for objects.
+    assert stored[...].tolist() == ["a", "longer é", "", "b"]
+    assert reopened(url).v.attrs == {"about": "names"}
+
+
 def test_sparse_arrays_of_other_libraries_are_refused_with_what_to_store_instead(url: Path) -> None:
     sparse = pytest.importorskip("sparse")
     ds = along(sparse.COO.from_numpy(np.eye(3)[0]))

@@ -131,7 +131,7 @@ def _prepare(
     options: Collection[str],
 ) -> xr.Variable:
     """Return a variable with the encoding for storing it."""
-    _require_plain(name, variable)
+    variable = _require_plain(name, variable)
     chosen = preferences(name, variable, asked, options)
     if variable.dtype.kind == "O" and not variable.size:
         return _without_items(variable, chosen)
@@ -261,8 +261,14 @@ def _require_same_times(name: str, times: xr.Variable, coded: xr.Variable) -> No
 # Arrays from other libraries.
 
 
-def _require_plain(name: str, variable: xr.Variable) -> None:
-    """Refuse arrays of items for which NumPy has no type; the error suggests an alternative."""
+def _require_plain(name: str, variable: xr.Variable) -> xr.Variable:
+    """Refuse arrays of items for which NumPy has no type; the error suggests an alternative.
+
+    Text of pandas is returned as objects.
+    """
+    if type(variable.dtype).__name__ == "StringDtype":
+        items = np.asarray(variable.data, object)
+        return xr.Variable(variable.dims, items, variable.attrs, variable.encoding)
     if not isinstance(variable.dtype, np.dtype):
         values = f"ds[{name!r}]"
         advice = advise(variable.dtype, values, f"{values}.to_index()")
@@ -275,6 +281,7 @@ def _require_plain(name: str, variable: xr.Variable) -> None:
             f"variable {name!r} is a sparse array, which cannot be stored: store it dense, with"
             f" ds[{name!r}].copy(data=ds[{name!r}].data.todense()); chunks of zeros take hardly any bytes"
         )
+    return variable
 
 
 # Missing items.
@@ -632,7 +639,7 @@ def as_stored(
     Text from objects may come out wider than the stored text. If the variable holds the bounds of a coordinate,
     `bounded` has the units and calendar of that coordinate: bounds do not store them.
     """
-    _require_plain(name, variable)
+    variable = _require_plain(name, variable)
     stored = attributes_of(array.attrs)
     attrs = {key: stored[key] for key in (*CODED, "dtype") if key in stored}
     if is_time(variable):
