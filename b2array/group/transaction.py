@@ -348,21 +348,22 @@ class Transaction(Changes):
         self._group.show_commit(committed, self.change)
         for path in written:
             self._handles[path].leave(committed.states.get(path))
+        states, members = committed.states, self.change.members
         if self.view.is_local:
-            for path, state in committed.states.items():
-                self._settle(path, state)
+            for path, state in states.items():
+                _settle(members[path], state)
         else:
-            states = committed.states
-            map_concurrently(lambda path: self._settle(path, states[path]), [*states])
+            map_concurrently(lambda path: _settle(members[path], states[path]), [*states])
+        for path, state in states.items():
+            self.view.remember(path, state)
 
-    def _settle(self, path: str, state: Revision) -> None:
-        """Clean up after the draft of a member, given its committed state, and remember that state."""
-        member = self.change.members[path]
-        if member.made is None:
-            # The revisions of copied snapshots refer to chunks of earlier states, so keep the files of these chunks.
-            member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)
-            member.draft.settle(state.frame)
-        self.view.remember(path, state)
+
+def _settle(member: MemberChange, state: Revision) -> None:
+    """Clean up after the draft of a member, given its committed state."""
+    if member.made is None:
+        # The revisions of copied snapshots refer to chunks of earlier states, so keep the files of these chunks.
+        member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)
+        member.draft.settle(state.frame)
 
 
 # Beginning a transaction.

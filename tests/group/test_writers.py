@@ -269,12 +269,12 @@ def test_a_deletion_is_completed_whose_writer_was_killed_while_the_file_had_two_
     for name in "xy":
         group.create(name, data=[1, 2], layout="contiguous")
     killed_after_the_commit(url, lambda changes: changes.__delitem__("x"))
-    log = LocalGroup(url, {}).load_manifest().log
+    log = LocalGroup(url, {}).load_manifest().pending
     os.link(f"{url}/x.b2nd", f"{url}/{log['x.b2nd'].aside('x.b2nd')}")
     open_group(url, "r+")["y"][0] = 5
     with open_group(url, "r+").transaction() as changes:
         changes["y"][1] = 6
-    assert LocalGroup(url, {}).load_manifest().log == {}
+    assert LocalGroup(url, {}).load_manifest().pending == {}
     assert not [*Path(url).glob("x.*")]
     assert open_group(url)["y"][:].tolist() == [5, 6]
 
