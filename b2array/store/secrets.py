@@ -19,7 +19,13 @@ _AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNO
 _SECRET_NAME = re.compile(
     r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
 )
-_SIGNED = re.compile("x-(amz|goog)-.*|expires|awsaccesskeyid|googleaccessid", re.IGNORECASE)
+_SIGNED = re.compile(
+    # A parameter "key" usually names the object, and "design" and "author" are words.
+    r"x-(amz|goog)-.*|expires|awsaccesskeyid|googleaccessid|key-pair-id|hdn(ea|tl|ts)"
+    r"|(.*[-_.])?(((api|access|account|auth|private|secret|subscription)[-_.]?key)|((api|access|auth|sas)?[-_.]?token)"
+    r"|secret|passw(or)?d|credentials?|auth|authorization|sas|sig|signature)",
+    re.IGNORECASE,
+)
 _SIGNED_BY_AZURE = re.compile("s[a-z]{1,4}")
 _LONG = 8  # a query parameter of this length may be a signature, whatever its name is
 _SHORTEST = 3  # shorter strings occur in texts by chance
@@ -58,9 +64,10 @@ def _without_query(link: str) -> str:
 
 
 def unsigned(url: str) -> str:
-    """Return a URL without its user, and without the parameters of its query that a signature or a secret needs.
+    """Return a URL without its user, and without the parameters of its query that belong to a signature or a secret.
 
-    URLs of the same object that were signed at different times are then equal.
+    URLs of the same object that were signed at different times are then equal. All other parameters stay, because they
+    may name another object.
 
     Examples
     --------
@@ -71,14 +78,12 @@ def unsigned(url: str) -> str:
     """
     base, mark, query = _USER_OF_URL.sub("", url).partition("?")
     parameters = query.split("&") if mark else []
-    of_azure = any(each.startswith("sig=") for each in parameters)
+    names = [each.partition("=")[0] for each in parameters]
     kept = []
-    for each in parameters:
-        name = each.partition("=")[0]
-        is_of_signature = _SIGNED.fullmatch(name) or (of_azure and _SIGNED_BY_AZURE.fullmatch(name))
-        # A parameter "key" usually names the object.
-        is_secret = name != "key" and _SECRET_NAME.search(name) is not None
-        if not is_of_signature and not is_secret:
+    for each, name in zip(parameters, names, strict=True):
+        of_azure = "sig" in names and _SIGNED_BY_AZURE.fullmatch(name)
+        of_cloudfront = "Key-Pair-Id" in names and name == "Policy"
+        if not (of_azure or of_cloudfront or _SIGNED.fullmatch(name)):
             kept.append(each)
     return f"{base}?{'&'.join(kept)}" if kept else base
 
