@@ -6,7 +6,7 @@ Array-likes that are not in memory are read in parts, so they may be larger than
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -430,10 +430,11 @@ def _is_unsized_text(x: Any) -> bool:
     Such libraries have text of any length only.
     """
     is_foreign = hasattr(x, "__array__") and not isinstance(getattr(x, "dtype", None), np.dtype)
-    if not is_foreign or not hasattr(x, "__getitem__") or not getattr(x, "ndim", 1):
+    if not is_foreign or isinstance(x, Mapping) or not hasattr(x, "__getitem__") or not getattr(x, "ndim", 1):
         return False
     # One item tells the kind. All items may take far more memory as text of one width.
-    return np.asarray(x[:1]).dtype.kind == "U"
+    kind: str = np.asarray(x[:1]).dtype.kind
+    return kind == "U"
 
 
 def _is_empty_text(x: Any) -> bool:
