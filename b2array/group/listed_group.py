@@ -210,15 +210,19 @@ class ListedGroup:
     def look_for(self, name: str) -> bool:
         """Return whether members with this name, or below it, were made since this handle read the manifest.
 
-        The handle shows the present manifest from now on, unless a member that it shows was changed or deleted since:
-        it would show a part of what was committed together.
+        The handle shows the present manifest from now on, unless it would show a part of what was committed together:
+        a member that it shows was changed or deleted since, or one commit has made several members, of which the caller
+        may have missed another one before.
         """
         before = self.manifest
         manifest, version = self.catalog.read(cached=True)
         rows = complete_manifest(self.store, manifest, shows_mounts=True).rows or {}
         is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
         is_same_group = before.identity in ("", manifest.identity)
-        if is_there and is_same_group and all(rows.get(each) == row for each, row in self.rows.items()):
+        is_unchanged = is_same_group and all(rows.get(each) == row for each, row in self.rows.items())
+        # Members without a number were made by their URLs, each in a commit without the group.
+        commits = [row.number for each, row in rows.items() if row.number and each not in self.rows]
+        if is_there and is_unchanged and len(commits) == len({*commits}):
             self.show(manifest, version)
         return is_there
 

@@ -113,6 +113,27 @@ def test_a_member_of_a_transaction_with_other_changes_is_found_after_a_refresh(g
     assert [reader[name][0] for name in ("time", "level", "new")] == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.parametrize("asked", ["second", "third", "sub"])
+def test_of_members_that_were_made_together_none_is_found_alone(group: Group, url: str, asked: str) -> None:
+    """The reader has been told that the first one is missing, so it must not see what belongs to it."""
+    group["time"] = [1.0]
+    reader = open_group(url)
+    with pytest.raises(KeyError, match="no such member"):
+        reader["first"]
+    with open_group(url, "r+").transaction() as changes:
+        for name in ("first", "second", "sub/x"):
+            changes[name] = [2.0]
+    if asked == "third":  # another commit, but its list has the members of the first one
+        open_group(url, "r+")["third"] = [3.0]
+    with suppress(KeyError):  # on a disk, the third one is found, because each member is looked for alone
+        reader[asked]
+    assert "second" not in reader
+    with pytest.raises(KeyError, match=r"refresh\(\) shows all of it"):
+        reader["second"]
+    reader.refresh()
+    assert [reader[name][0] for name in ("first", "second", "sub/x")] == [2.0] * 3
+
+
 def test_snapshots_and_transactions_do_not_look_for_newer_members(group: Group, url: str) -> None:
     group["time"] = [1.0]
     group.snapshot("before")
