@@ -21,7 +21,7 @@ def shown(draw, dtype, items, views=True):
     values = np.full(shape, array.fill_value, dtype)
     if seed % 7 and values.size:
         part = tuple(slice(0, draw(st.integers(0, n))) for n in shape)
-        array[part] = values[part] = items(dtype, values[part].shape, seed)
+        array[part] = values[part] = items(dtype, np.shape(values[part]), seed)
     return draw(viewed(array, values)) if views else (array, values)
 
 

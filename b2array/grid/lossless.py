@@ -188,6 +188,15 @@ def _of_objects(
         return wide if dtype.kind in "biu" else np.asarray(values, dtype)
 
 
+def _times_of_text(texts: Array, dtype: np.dtype[Any]) -> Array | None:
+    """Return texts as times in the finest unit that one of them has; None for durations, whose texts have no unit."""
+    if dtype.kind == "m":
+        return None
+    # NaT has no unit.
+    units = [np.datetime64(text).dtype for text in texts.ravel().tolist() if text.lower() not in ("", "nat")]
+    return texts.astype(np.result_type(*units) if units else dtype)
+
+
 def _widest(values: Any, dtype: np.dtype[Any]) -> Array | None:
     """Return objects as items of a type that loses nothing; None if conversion to `dtype` loses nothing either."""
     kind = dtype.kind
@@ -198,6 +207,8 @@ def _widest(values: Any, dtype: np.dtype[Any]) -> Array | None:
     if kind in "fc" and natural.dtype.kind not in "biufc":
         return np.asarray(values, "f8" if kind == "f" else "c16")
     if kind in "mM" and natural.dtype.kind != kind:
+        if natural.dtype.kind == "U":
+            return _times_of_text(natural, dtype)
         # NumPy chooses the unit, but integers have none.
         return None if natural.dtype.kind in "biu" else np.asarray(values, kind)
     if kind == "V" and dtype.type is np.void:
