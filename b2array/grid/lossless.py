@@ -193,8 +193,12 @@ def _times_of_text(texts: Array, dtype: np.dtype[Any]) -> Array | None:
     if dtype.kind == "m":
         return None
     # NaT has no unit.
-    units = [np.datetime64(text).dtype for text in texts.ravel().tolist() if text.lower() not in ("", "nat")]
-    return texts.astype(np.result_type(*units) if units else dtype)
+    times = [text for text in texts.ravel().tolist() if text.lower() not in ("", "nat")]
+    units = [np.datetime64(time).dtype for time in times]
+    if not units:
+        return texts.astype(dtype)
+    finest = np.result_type(*units)
+    return texts.astype(finest)
 
 
 def _widest(values: Any, dtype: np.dtype[Any]) -> Array | None:
@@ -299,8 +303,17 @@ def _wider(
         return wider
     # A time that is too far away for the common unit needs a coarser one.
     coarser = (np.dtype(f"{wider.kind}8[{unit}]") for unit in ("us", "ms", "s"))
-    holds = (kind for kind in (wider, *coarser) if item.astype(kind).astype(own) == item)
+    holds = (kind for kind in (wider, *coarser) if _is_kept(item, kind))
     return next(holds, own)
+
+
+def _is_kept(time: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether a time, or a duration, is the same after a cast to `dtype`."""
+    try:
+        back = time.astype(dtype).astype(time.dtype)
+    except OverflowError:  # by NumPy 2.5 and later; earlier ones wrap
+        return False
+    return bool(back == time or np.isnat(time))
 
 
 def _holds_numbers(dtype: np.dtype[Any]) -> bool:
@@ -319,6 +332,18 @@ def _text(item: Any) -> str:
     return f"{bytes(item)!r:.80}" if isinstance(item, bytes) else f"{item!s:.80}"
 
 
+def _find_lost_times(items: Array, dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the times, or durations, that a cast to `dtype` would change."""
+    try:
+        back = items.astype(dtype).astype(items.dtype)
+    except OverflowError:  # by NumPy 2.5 and later, which does not say which items are too far away
+        lost = [not _is_kept(each, dtype) for each in items.ravel()]
+        return np.array(lost, bool).reshape(items.shape)
+    is_changed = back != items
+    is_missing = np.isnat(items)
+    return np.asarray(is_changed & ~is_missing)
+
+
 def _find_lost(
     items: Array,
     dtype: np.dtype[Any],
@@ -330,6 +355,8 @@ def _find_lost(
         is_low = items < limits.min
         is_high = items > limits.max
         return np.asarray(is_low | is_high)
+    if items.dtype.kind in "mM" and dtype.kind in "mM":
+        return _find_lost_times(items, dtype)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         stored = items.astype(dtype)
@@ -348,7 +375,8 @@ def _find_lost(
         back = stored.astype(items.dtype)
     lost = np.asarray(back != items)
     if items.dtype.kind in "mM":
-        both_missing = np.isnat(items) & np.isnat(back)
+        is_missing = np.isnat(items)
+        both_missing = is_missing & np.isnat(back)
         lost &= ~both_missing
     return lost
 
