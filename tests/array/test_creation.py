@@ -389,7 +389,7 @@ def test_text_of_any_length_stays_text_of_any_length(values, dtype, url, tmp_pat
     ("values", "says"),
     [
         (np.array(["a", None, float("nan")], object), "expected one mark for missing items, found None and nan"),
-        (np.array(["a", np.datetime64("NaT")], object), "found .*NaT.*: text has no missing items"),
+        (np.array(["a", np.datetime64("NaT", "s")], object), "found .*NaT.*: text has no missing items"),
         (np.array([b"a", None], object), "found None: text has no missing items"),
         (np.array(["a", 5], object), "expected text, found int 5"),
         (np.array(["a", b"b"], object), "expected text, found bytes"),
