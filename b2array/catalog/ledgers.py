@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.catalog.manifest import MANIFEST, Manifest, is_embedded, is_member_name, members_among
+from b2array.catalog.manifest import MANIFEST, Manifest, Row, is_embedded, is_member_name, members_among
 from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.format.attributes import UNREADABLE
 from b2array.format.ledger import Kept, Ledger, object_name, seal, unseal
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["MemberState", "group_ledger", "load_members", "pack_members", "unpack_members"]
+__all__ = ["MemberState", "group_ledger", "lists", "load_members", "pack_members", "state_in", "unpack_members"]
 
 _VERSION = 1
 
@@ -47,6 +47,18 @@ class MemberState(NamedTuple):
     generation: bytes
     sparse: bool = False
     packed: bytes = b""
+
+
+def state_in(row: Row) -> MemberState:
+    """Return the state of a member that a row names, in the form in which a snapshot names it."""
+    return MemberState(row.path, bytes.fromhex(row.generation), row.sparse)
+
+
+def lists(row: Row | None, state: MemberState) -> bool:
+    """Return whether a row names the state that a snapshot names; False without a row."""
+    if row is None:
+        return False
+    return (row.path, row.generation) == (state.path, state.generation.hex())
 
 
 def group_ledger(url: str, manifest: Manifest) -> Ledger:

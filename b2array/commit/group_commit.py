@@ -21,7 +21,7 @@ from operator import methodcaller
 from typing import Protocol, TypeAlias
 
 from b2array.catalog.known_manifests import another_group
-from b2array.catalog.ledgers import MemberState
+from b2array.catalog.ledgers import MemberState, state_in
 from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, PendingStep, RetiredFrame, Row
 from b2array.catalog.names_of_members import Members, check_new
 from b2array.commit.changes import Keep
@@ -242,9 +242,7 @@ class GroupChange:
         if rows is not None:
             # A token, by which the writer recognizes its commit below the commits of others.
             after = after.with_commit(os.urandom(8).hex())
-            states = {
-                name: MemberState(row.path, bytes.fromhex(row.generation), row.sparse) for name, row in rows.items()
-            }
+            states = {name: state_in(row) for name, row in rows.items()}
         if not (self.snapshots or staged.retired):
             return after, {}
         kept, lists = lists_of(self.snapshots, before, states)

@@ -7,8 +7,8 @@ from functools import partial
 from b2array.array import array_snapshots
 from b2array.array.drafts import AnyPlace, FreePlace, Kind
 from b2array.catalog.intact import find_intact_state, find_state
-from b2array.catalog.ledgers import MemberState
-from b2array.catalog.manifest import Row, is_embedded
+from b2array.catalog.ledgers import MemberState, lists
+from b2array.catalog.manifest import is_embedded
 from b2array.catalog.needs import pins_in
 from b2array.commit import edits
 from b2array.commit.copied_states import states_to_copy
@@ -125,18 +125,11 @@ def _restore_rows(changes: Transaction, view: ListedGroup, then: Moment) -> None
     differing = {}
     for name, state in then.states.items():
         is_same = changes.members().get(name) == state.path
-        if not is_same or not _lists(rows.get(name), state):
+        if not is_same or not lists(rows.get(name), state):
             differing[name] = state
     revisions = map_concurrently(lambda state: then.state_of(state.path), differing.values())
     for (name, state), revision in zip(differing.items(), revisions, strict=True):
         _restore_member(changes, name, state, revision)
-
-
-def _lists(row: Row | None, state: MemberState) -> bool:
-    """Return whether a row lists the state that a snapshot names."""
-    if row is None:
-        return False
-    return (row.path, row.generation) == (state.path, state.generation.hex())
 
 
 def _restore_member(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from b2array.catalog.ledgers import MemberState
+from b2array.catalog.ledgers import MemberState, state_in
 from b2array.catalog.owners import ALONE
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
@@ -136,4 +136,4 @@ def _write_state(
     """Write the revision of a state whose chunks are in the draft of a copy, and return how a snapshot names it."""
     note = changes.change.next_note(path)
     row = write_earlier_revision(view.store, draft, path, state, note)
-    return MemberState(path, bytes.fromhex(row.generation), row.sparse)
+    return state_in(row)

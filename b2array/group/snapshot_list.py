@@ -12,7 +12,7 @@ from b2array.array import array_snapshots
 from b2array.array.array_snapshots import Box, Boxes, SnapshotTable, box_text, differing, own_nbytes, snapshot_info
 from b2array.catalog import owners
 from b2array.catalog.intact import find_state
-from b2array.catalog.ledgers import MemberState, group_ledger
+from b2array.catalog.ledgers import MemberState, group_ledger, lists, state_in
 from b2array.catalog.manifest import ATTRS, Manifest, is_attrs, is_embedded, name_of, retired_path
 from b2array.catalog.owners import load_published
 from b2array.commit.handle import Handle
@@ -208,7 +208,7 @@ def _list_by_revisions(
     # Include the present revisions: dropping a snapshot does not free the chunks that they need.
     for row in group.rows.values():
         if row.generation:
-            wanted.add(MemberState(row.path, bytes.fromhex(row.generation), row.sparse))
+            wanted.add(state_in(row))
 
     def load(state: MemberState) -> tuple[MemberState, Revision | None]:
         """Load the state of a member, and return it behind its description; None if it is lost or damaged."""
@@ -225,17 +225,9 @@ def _list_by_revisions(
         counts = own_nbytes([sources[state].state for state in here])
         for state, nbytes in zip(here, counts, strict=True):
             users = [then.name for then in moments if state in then.states.values()]
-            if len(users) == 1 and not _is_listed(group, state):
+            if len(users) == 1 and not lists(group.rows.get(name_of(path)), state):
                 own[users[0]] += nbytes
     return _describe(entries, own)
-
-
-def _is_listed(group: ListedGroup, state: MemberState) -> bool:
-    """Return whether the group lists this revision as the present state of the member."""
-    row = group.rows.get(name_of(state.path))
-    if row is None:
-        return False
-    return (row.path, row.generation) == (state.path, state.generation.hex())
 
 
 # Differences.

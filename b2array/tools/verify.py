@@ -18,7 +18,7 @@ from b2array.array.array import NDArray
 from b2array.array.array_copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
 from b2array.catalog.intact import find_state
-from b2array.catalog.ledgers import MemberState, group_ledger
+from b2array.catalog.ledgers import MemberState, group_ledger, lists
 from b2array.catalog.manifest import Manifest, is_embedded, name_of, retired_path
 from b2array.catalog.needs import pinned_states, pins_of
 from b2array.catalog.owners import BucketMember, find_damage, load
@@ -418,8 +418,7 @@ def _of_revisions(
 ) -> Iterator[Problem]:
     """Check revisions that snapshots of a group in an object store refer to; `revisions` has one snapshot for each."""
     for state, name in revisions.items():
-        row = home.rows.get(name_of(state.path))
-        is_current = row is not None and (row.path, row.generation) == (state.path, state.generation.hex())
+        is_current = lists(home.rows.get(name_of(state.path)), state)
         # The member's own result covers these states.
         if is_current or is_embedded(state.path):
             continue
