@@ -176,13 +176,17 @@ class ListedGroup:
         """
         self._show(manifest, version)
 
-    def _show(self, manifest: Manifest, version: Version | None) -> _Listing:
-        """Show the members of a manifest, as `show` does, and return what this handle shows now."""
+    def _show(self, manifest: Manifest, version: Version | None, complete: Manifest | None = None) -> _Listing:
+        """Show the members of a manifest, as `show` does, and return what this handle shows now.
+
+        A caller that has completed the manifest passes it as `complete`, so that the files are not listed again.
+        """
         self._lists_own = manifest.rows is not None
-        manifest = complete_manifest(self.store, manifest, shows_mounts=True)
-        listing = manifest, version, Members(manifest.members or {})
+        if complete is None:
+            complete = complete_manifest(self.store, manifest, shows_mounts=True)
+        listing = complete, version, Members(complete.members or {})
         self._listing = listing
-        self._identity = self._identity or manifest.identity
+        self._identity = self._identity or complete.identity
         return listing
 
     def require_same(self, manifest: Manifest | None = None) -> None:
@@ -216,14 +220,15 @@ class ListedGroup:
         """
         before = self.manifest
         manifest, version = self.catalog.read(cached=True)
-        rows = complete_manifest(self.store, manifest, shows_mounts=True).rows or {}
+        complete = complete_manifest(self.store, manifest, shows_mounts=True)
+        rows = complete.rows or {}
         is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
         is_same_group = before.identity in ("", manifest.identity)
         is_unchanged = is_same_group and all(rows.get(each) == row for each, row in self.rows.items())
         # Members without a number were made by their URLs, each in a commit without the group.
         commits = [row.number for each, row in rows.items() if row.number and each not in self.rows]
         if is_there and is_unchanged and len(commits) == len({*commits}):
-            self.show(manifest, version)
+            self._show(manifest, version, complete)
         return is_there
 
     def refresh(self) -> None:
