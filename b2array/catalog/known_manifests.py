@@ -102,8 +102,8 @@ def another_group(url: str) -> ConflictError:
 class KnownManifest:
     """The manifest of a group in an object store, as this process last saw it.
 
-    The handles of a group's members share a catalog. After a commit through one of them, the next commit does not need
-    to read the manifest.
+    The handles of a group's members share this object. After a commit through one of them, the next commit does not
+    need to read the manifest.
 
     Attributes
     ----------

@@ -129,7 +129,7 @@ def _geometry(node: Any) -> tuple[Any, ...]:
 
 
 def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
-    """Return an error that names the directories that contain Zarr's files but no node; None if there are none."""
+    """Return an error that names the directories that contain Zarr's files but no node; None if no directory does."""
     groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
     lost = set()
     store = open_store(_parts(url), storage_options=storage_options)

@@ -135,6 +135,13 @@ class State:
         # If the frame lists no records, every chunk with a known size must have one.
         return self.annotations.records is None and bool(self.sizes[n, 0])
 
+    def have_checksums(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return `has_checksums` for many chunks."""
+        is_listed = self.records[numbers] != 0
+        if self.annotations.records is not None:
+            return np.asarray(is_listed)
+        return np.asarray(is_listed | (self.sizes[numbers, 0] != 0))
+
     def attr(self, name: str) -> bytes | None:
         """Return an attribute in its encoded form, or None if it does not exist."""
         content = self._attrs.get(name)

@@ -167,13 +167,8 @@ def _crcs(source: Revision, numbers: Int64Array) -> Int64Array:
     """Return the checksum of each chunk's record of checksums: 0 if it is unknown, and -1 without a record."""
     if config.verify == "never":
         return np.full(len(numbers), -1)
-    state = source.state
-    crcs = state.records[numbers].astype(np.int64)
-    if state.annotations.records is None:
-        has_record = (crcs != 0) | (state.sizes[numbers, 0] != 0)
-    else:
-        has_record = crcs != 0
-    return np.where(has_record, crcs, -1)
+    crcs = source.state.records[numbers].astype(np.int64)
+    return np.where(source.state.have_checksums(numbers), crcs, -1)
 
 
 def _decode(
@@ -213,7 +208,7 @@ def _windows(region: Bytes, starts: Int64Array, nbytes: int) -> Bytes:
 
 
 class _Kind(NamedTuple):
-    """Chunks whose headers are equal but for the size; `sizes` and `crcs` have an item for each chunk."""
+    """Chunks whose headers differ only in the size; `sizes` and `crcs` have an item for each chunk."""
 
     header: ChunkHeader
     chunks: _Loaded

@@ -128,7 +128,7 @@ def to_b2array(
         change an index, unless stored variables that it does not overwrite depend on that index. "off" compares no
         indexes, and overwrites them, as zarr does.
     encoding : mapping, optional
-        By the name of a new variable, the entries that replace its ``encoding``: those of the CF conventions, and
+        By the name of a new variable, the entries that replace its ``encoding``: entries of the CF conventions, and
         ``chunks``, ``blocks``, ``access``, ``cparams``, ``layout`` and ``fill_value`` as in `b2array.create`.
         ``chunks`` may be a mapping by dimension. Stored times accept ``units`` and ``dtype``: the same commit stores
         them and their bounds again in these units. For a tree, give a mapping of this kind by the path of each node.
