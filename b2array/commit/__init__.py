@@ -27,9 +27,9 @@ A group commits by `group_commit.commit_group`. It stages the next state of each
 looks, and then writes the manifest once: **the call of `Medium.write` in `group_commit` is the commit**. Afterwards it
 publishes the members: it gives each its new state in the usual place. A new member of a group in an object store is
 published before the commit, so that no other frame can take its place; readers of the group do not see it yet.
-`on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs a third `Medium`; a home of its
-members beside `LocalGroup` and `ListedGroup`, which `group.listed_group.group_at` chooses; an `Owner`; and what the
-manifest says of a member, beside `Row` and `PendingStep`.
+`on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs a third `Medium`; a `GroupHome`
+beside `LocalGroup` and `ListedGroup`, which `group.listed_group.group_at` chooses; an `Owner`; and what the manifest
+says of a member, beside `Row` and `PendingStep`.
 
 =============  ==============================================  =======================================================
 a group        on a local disk (`on_disk`)                     in an object store (`in_bucket`)

@@ -52,7 +52,7 @@ from b2array.format.state import State
 from b2array.frame.revision import Owner, Revision
 from b2array.store.base import MISSING, Store, Version, attempts, conflict, moved_away, too_many_conflicts
 
-__all__ = ["Bucket", "commit_member", "map_concurrently", "write_earlier_revision"]
+__all__ = ["Bucket", "commit_member", "first_free_number", "map_concurrently", "write_earlier_revision"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -534,3 +534,15 @@ def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
     if draft.sparse:
         numbers.append(draft.staging.next)
     return max(numbers)
+
+
+def first_free_number(manifest: Manifest, change: GroupChange, path: str) -> int:
+    """Return the first number for the chunks of a new member at a path that no row of the manifest has.
+
+    Late requests of other writers may still write or delete objects with smaller numbers.
+    """
+    listed = manifest.rows or {}
+    rows = [listed.get(name) for name in (*change.removed, name_of(path))]
+    used = [row.next for row in rows if row is not None and row.path == path]
+    # If the member was deleted earlier, the manifest has noted the number.
+    return max([manifest.gone.get(path, 0), *used])

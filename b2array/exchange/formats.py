@@ -42,7 +42,7 @@ from b2array.grid.partition import boxes
 from b2array.grid.text_items import find_dtype, is_unsized, refuse_missing
 from b2array.group.addressing import split_member
 from b2array.group.group_snapshot import Moment
-from b2array.group.local_group import copier_of
+from b2array.group.new_members import copier_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store

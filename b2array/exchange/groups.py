@@ -34,9 +34,10 @@ from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.group_snapshot import Moment, dropped_meanwhile, earlier_states, moment
-from b2array.group.listed_group import AnyGroup, group_at
-from b2array.group.local_group import NewFrame, copier_of
-from b2array.group.snapshot_copying import copy_snapshots
+from b2array.group.homes import GroupHome
+from b2array.group.listed_group import group_at
+from b2array.group.new_members import NewFrame, copier_of
+from b2array.group.snapshot_writing import copy_snapshots
 from b2array.group.transaction import begin
 from b2array.group.unpacked import is_changeable_archive, open_unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
@@ -54,7 +55,7 @@ class Container(Protocol):
         """Open the member with a path."""
 
 
-def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, dict[str, str], B2ArrayError | None]:
+def members_of(url: str, storage_options: Storage) -> tuple[GroupHome | Archive, dict[str, str], B2ArrayError | None]:
     """Find the members of a group, or of the inner group named after ``#``, including frames of attributes.
 
     Return the home of the group, the paths of the members by name, and an error if the list may be incomplete.
@@ -88,7 +89,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, 
 def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     home, paths, error = members_of(url, storage_options)
     snapshots = {}
-    if isinstance(home, AnyGroup) and not split_member(url)[1]:
+    if isinstance(home, GroupHome) and not split_member(url)[1]:
         # A damaged list of snapshots must not prevent the members from being copied.
         with suppress(FormatError, UnsupportedError):
             ledger = group_ledger(home.url, home.load_manifest(cached=True))
@@ -96,7 +97,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 
-def _open_listed(home: AnyGroup, name: str) -> Moment:
+def _open_listed(home: GroupHome, name: str) -> Moment:
     """Load a group at a snapshot that it had a moment ago; ConflictError if the snapshot was dropped since."""
     try:
         return moment(home, name)
@@ -216,7 +217,7 @@ def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
 
 
 @contextmanager
-def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Building]:
+def _building_in(home: GroupHome, prefix: str, settings: Options) -> Iterator[Building]:
     """Write members below a prefix of a group in one commit; without a prefix, replace all other members."""
     storage = settings.storage_options or {}
     changes = begin(home, None if prefix else "")
@@ -272,7 +273,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
 
         yield Building(put, group)
         if moments:
-            copy_snapshots(changes, moments)
+            copy_snapshots(changes, changes.change, moments)
     except BaseException:
         changes.abort()
         raise

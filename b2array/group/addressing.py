@@ -33,7 +33,8 @@ from b2array.group import embedded
 from b2array.group.archive import make_archive_error
 from b2array.group.blosc2_tables import Table, is_table
 from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
-from b2array.group.listed_group import ListedGroup, group_at
+from b2array.group.homes import GroupHome
+from b2array.group.listed_group import group_at
 from b2array.group.member_making import make_member
 from b2array.group.unpacked import is_changeable_archive
 from b2array.keywords import nearest
@@ -488,7 +489,7 @@ def open_listed_member(
     outer = "/".join(names[: ends[-1]])
     inner = "/".join(names[ends[-1] :])
     home = group_at(f"{front}{outer}{back}", storage_options or {})
-    if not isinstance(home, ListedGroup):
+    if home.is_local:
         return None
     # For a read-only server, `open` requests all possible places in one wave instead.
     if not home.store.can.write and (inner.endswith(SUFFIXES) or not _is_known(home, url, storage_options)):
@@ -511,14 +512,14 @@ def _open_known_group(url: Url, storage_options: Storage, *, follow: bool) -> Gr
     if "://" not in front or not path.rstrip("/").endswith(_GROUP):
         return None
     home = group_at(os.fsdecode(url), storage_options or {})
-    if not isinstance(home, ListedGroup) or not _is_known(home, url, storage_options):
+    if not _is_known(home, url, storage_options):
         return None
     return Group(home, "", "r", follow=follow) if home.show_manifest() else None
 
 
-def _is_known(home: ListedGroup, url: Url, storage_options: Storage) -> bool:
+def _is_known(home: GroupHome, url: Url, storage_options: Storage) -> bool:
     """Return whether the cache on disk has the manifest of a group, and no object has a URL; this takes a request."""
-    if not home.catalog.is_on_disk():
+    if not home.is_cached():
         return False
     store = open_store(url, storage_options=storage_options)
     if store.is_prefix:

@@ -110,6 +110,10 @@ class Archive:
         """
         return self._state()[2]
 
+    def look_for(self, name: str) -> bool:  # noqa: ARG002
+        """Return False: another program that changes an archive replaces it."""
+        return False
+
     def refresh(self) -> None:
         """Forget the list of members, and close the file; the next use reads the list again."""
         self._listing = None

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,10 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
-from b2array.commit.handle import Handle, Mode
+from b2array.commit.handle import Handle
 from b2array.display.text_tables import count_text
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
+from b2array.group.homes import Home
 
 __all__ = ["DESCRIPTION", "Table", "is_table", "refuse_parts"]
 
@@ -45,20 +46,6 @@ _UNITS = ("s", "ms", "us", "ns")
 _TEXT = np.dtypes.StringDType()
 
 Array = npt.NDArray[Any]
-
-
-class Home(Protocol):
-    """A group whose members can be listed and opened."""
-
-    @property
-    def url(self) -> str:
-        """The URL of the group, without secrets."""
-
-    def members(self) -> Mapping[str, str]:
-        """Return the paths of members by their names."""
-
-    def open(self, path: str, mode: Mode, /) -> Handle:
-        """Open the member with a path."""
 
 
 def is_table(home: Home, prefix: str) -> bool:

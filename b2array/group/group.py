@@ -34,16 +34,16 @@ from b2array.display.text_tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.b2nd import is_typed_array
 from b2array.format.foreign import check_ending
-from b2array.group import embedded, snapshot_list, unpacked, whole
+from b2array.group import embedded, snapshot_list, snapshot_writing, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.blosc2_tables import Table, is_table, refuse_parts
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.group_attributes import Attrs, Home, writable
+from b2array.group.group_attributes import Attrs, writable
 from b2array.group.group_forks import Changes, GroupFork
 from b2array.group.group_snapshot import Moment, moment
-from b2array.group.listed_group import AnyGroup, ListedGroup, group_at
-from b2array.group.local_group import LocalGroup, NewFrame, copier_of
-from b2array.group.restoring import restore
+from b2array.group.homes import GroupHome, Home
+from b2array.group.listed_group import group_at
+from b2array.group.new_members import NewFrame, copier_of
 from b2array.group.snapshot_list import GroupDiff
 from b2array.group.transaction import Transaction, begin, changing
 from b2array.group.tree import Names, Tree
@@ -219,7 +219,7 @@ def _opened_or_made(
 def _complete(group: Group) -> None:
     """Add what is missing in the directory of a group, as the mode "a" does."""
     home = group._home
-    if isinstance(home, AnyGroup) and not isinstance(home, unpacked.Unpacked):
+    if isinstance(home, GroupHome) and not isinstance(home, unpacked.Unpacked):
         whole.complete(home)
 
 
@@ -230,7 +230,7 @@ def _discard(group: Group) -> None:
         return
     if isinstance(home, unpacked.Unpacked):
         home.discard()
-    elif isinstance(home, AnyGroup):
+    elif isinstance(home, GroupHome):
         whole.discard(home)
 
 
@@ -259,7 +259,7 @@ def check_mode(mode: str, at: object, *, follow: bool) -> None:
         raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
 
 
-def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
+def _prepare(home: GroupHome, mode: AnyMode, *, required: bool) -> None:
     """Make a missing group, and empty or complete an existing one, according to the mode.
 
     Unless it is opened for reading, this then completes an interrupted commit. Raises FileExistsError if a group exists
@@ -288,7 +288,7 @@ def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
     Also completes an interrupted commit of the outer group. Raises FileExistsError if the group exists, and the mode
     does not replace it.
     """
-    home = cast(AnyGroup, outer._home)
+    home = cast(GroupHome, outer._home)
     home.recover()
     part = outer._inner(name)
     if not home.members().is_group(name):
@@ -500,7 +500,8 @@ class Group(MutableMapping[str, Any]):
         members = self._members()
         is_newer = False
         if full not in members and not members.is_group(full):
-            is_newer = self._look_for(full)
+            # A handle that follows other writers has just listed the members.
+            is_newer = not self._follow and self._home.look_for(full)
             members = self._home.members()
         if full in members:
             return full, members[full]
@@ -512,15 +513,6 @@ class Group(MutableMapping[str, Any]):
                 " refresh() shows all of it"
             )
         raise KeyError(f"{name!r}: {self.url} has no such member{nearest(name, self._list_names())}")
-
-    def _look_for(self, full: str) -> bool:
-        """Return whether a missing member was made since this handle listed the members.
-
-        The handle shows it from now on, unless it would then show a part of a transaction. A snapshot, a transaction
-        and an archive have no newer members, and a handle that follows other writers has just listed them.
-        """
-        home = self._home
-        return not self._follow and isinstance(home, LocalGroup | ListedGroup) and home.look_for(full)
 
     def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
         """Read selections of several members at once, as `b2array.read_many` does.
@@ -652,10 +644,10 @@ class Group(MutableMapping[str, Any]):
         """
         return dataset_of(self, options)
 
-    def _writable(self) -> AnyGroup | Changes:
+    def _writable(self) -> GroupHome | Changes:
         """Return the home for changes, or raise ReadOnlyError; refresh it if the handle follows other writers."""
         home = writable(self._home, self._mode, self.url)
-        if self._follow and isinstance(home, AnyGroup):
+        if self._follow and isinstance(home, GroupHome):
             home.refresh()
         return home
 
@@ -1149,13 +1141,13 @@ class Group(MutableMapping[str, Any]):
             else:
                 return
 
-    def _home_for_snapshots(self) -> AnyGroup | Transaction:
+    def _home_for_snapshots(self) -> GroupHome | Transaction:
         """Return the home of the group if its snapshots can change.
 
         Raises ReadOnlyError for a read-only group, and ValueError for an inner group or a fork.
         """
         home = self._require_outermost(self._writable())
-        if not isinstance(home, AnyGroup | Transaction):
+        if not isinstance(home, GroupHome | Transaction):
             raise ValueError("a fork cannot make, drop or restore snapshots: use the transaction")  # noqa: TRY004
         return home
 
@@ -1175,7 +1167,7 @@ class Group(MutableMapping[str, Any]):
             )
         return home
 
-    def _home_with_snapshots(self) -> AnyGroup | None:
+    def _home_with_snapshots(self) -> GroupHome | None:
         """Return a copy of the group whose manifest lists the snapshots; None for an archive, which has no such list.
 
         Raises ValueError for an inner group, and inside a transaction.
@@ -1185,7 +1177,7 @@ class Group(MutableMapping[str, Any]):
             return home.group
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group: list its snapshots after the transaction")  # noqa: TRY004
-        return None if isinstance(home, Archive | EmbedFile) else home.copy()
+        return home.copy() if isinstance(home, GroupHome) else None
 
     @property
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
@@ -1204,7 +1196,7 @@ class Group(MutableMapping[str, Any]):
             The group has no snapshot with this name.
         """
         with self._change_snapshots() as changes:
-            restore(changes, name)
+            snapshot_writing.restore(changes, changes.change, name)
 
     def drop_snapshot(self, name: str) -> None:
         """Drop a snapshot, in one commit. `b2array.vacuum` or `b2array.repack` then free the bytes only it needed.
@@ -1271,12 +1263,10 @@ class Group(MutableMapping[str, Any]):
         read-only, and arrays opened from the group before can no longer be used. If writing fails, the old file is
         unchanged.
         """
-        if isinstance(self._home, Changes):
-            return
-        if self._prefix:
-            self._home.store.close()
-        else:
+        if not self._prefix:
             self._home.close()
+        elif not isinstance(self._home, Changes):
+            self._home.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -1382,7 +1372,7 @@ def _add_copy(group: Group, full: str, handle: Handle) -> None:
 
 
 def put_member(
-    home: AnyGroup | Changes,
+    home: GroupHome | Changes,
     full: str,
     suffix: str,
     new: NewFrame,

@@ -11,25 +11,20 @@ from b2array.array.schunk import create_schunk
 from b2array.catalog.manifest import ATTRS, OTHER
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
-from b2array.group.archive import Archive
-from b2array.group.embedded import EmbedFile
 from b2array.group.group_forks import Changes
 from b2array.group.group_snapshot import Moment
-from b2array.group.listed_group import AnyGroup
-from b2array.group.local_group import copier_of
+from b2array.group.homes import GroupHome, Home
+from b2array.group.new_members import copier_of
 from b2array.group.transaction import changing
 
-__all__ = ["Attrs", "Home", "writable"]
-
-Home = AnyGroup | Archive | EmbedFile | Changes | Moment
-"""The home of a group: lists and opens its members, wherever they are."""
+__all__ = ["Attrs", "writable"]
 
 
-def writable(home: Home, mode: Mode, url: str) -> AnyGroup | Changes:
+def writable(home: Home, mode: Mode, url: str) -> GroupHome | Changes:
     """Return the home if its members can be changed; otherwise raise ReadOnlyError."""
     if isinstance(home, Moment):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")
-    if mode == "r" or isinstance(home, Archive | EmbedFile):
+    if mode == "r" or not isinstance(home, GroupHome | Changes):
         raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")
     return home
 

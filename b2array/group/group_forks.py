@@ -31,8 +31,8 @@ from b2array.errors import ConflictError, make_ended_error
 from b2array.frame.fetch import read_chunks
 from b2array.frame.revision import Revision
 from b2array.frame.source import Source
-from b2array.group.listed_group import AnyGroup
-from b2array.group.local_group import NewFrame, copier_of
+from b2array.group.homes import GroupHome
+from b2array.group.new_members import NewFrame, copier_of
 from b2array.store.base import Mutex, Store
 
 __all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]
@@ -45,11 +45,11 @@ class Changes(ABC):
 
     Parameters
     ----------
-    view : AnyGroup
+    view : GroupHome
         Shows the members without the changes.
     """
 
-    def __init__(self, view: AnyGroup) -> None:
+    def __init__(self, view: GroupHome) -> None:
         self.view = view
         self._mutex = Mutex()
         self._fork_id = b""
@@ -114,6 +114,13 @@ class Changes(ABC):
         `states` has the states of the copied ones, by path.
         """
 
+    def look_for(self, name: str) -> bool:  # noqa: ARG002
+        """Return False: the members stay as they were when the transaction began, apart from the changes."""
+        return False
+
+    def close(self) -> None:  # noqa: B027 - forks and transactions share this
+        """Do nothing: the group goes on using its files."""
+
     def refresh(self) -> None:
         """Raise ValueError: the changes would be lost."""
         raise ValueError("refresh() inside a transaction would lose its changes")
@@ -170,7 +177,7 @@ class Changes(ABC):
         return fork.transaction == self._fork_id
 
 
-def _is_mounted(view: AnyGroup, path: str) -> bool:
+def _is_mounted(view: GroupHome, path: str) -> bool:
     """Return whether a member belongs to a separate group inside the one that is shown."""
     return view.mount_of(path) is not None
 
@@ -343,7 +350,7 @@ class _Origin:
     ----------
     id : bytes
         The identity of the transaction.
-    group : AnyGroup
+    group : GroupHome
         Shows the members without the changes.
     members : Members
         The members in the transaction at the time of the fork.
@@ -352,7 +359,7 @@ class _Origin:
     """
 
     id: bytes
-    group: AnyGroup
+    group: GroupHome
     members: Members
     points: Mapping[str, ForkPoint]
 

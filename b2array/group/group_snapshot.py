@@ -24,7 +24,7 @@ from b2array.errors import ConflictError, FormatError, ReadOnlyError
 from b2array.format.ledger import KEPT, Kept, name_for_group, object_name
 from b2array.frame.kept_states import ledger_in, unknown_name
 from b2array.frame.revision import Revision
-from b2array.group.listed_group import AnyGroup, ListedGroup
+from b2array.group.homes import GroupHome
 from b2array.store.base import MISSING, Store
 
 __all__ = [
@@ -89,7 +89,7 @@ def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
     )
 
 
-def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
+def find_unneeded(group: GroupHome, manifest: Manifest) -> list[str]:
     """List the files of a group, and return the paths that no snapshot needs.
 
     They are leftovers of dropped snapshots and of killed writers.
@@ -108,7 +108,7 @@ def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
 # The group at a snapshot.
 
 
-def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Moment:
+def moment(group: GroupHome, name: str, manifest: Manifest | None = None) -> Moment:
     """Load a group at a snapshot; raise KeyError if no snapshot has this name.
 
     This reads the list of members, and no member. A caller that has read the `manifest` passes it, to save a request.
@@ -127,7 +127,7 @@ def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Mome
         return moment(group, name)
 
 
-def moment_of(group: AnyGroup, entry: Kept, manifest: Manifest) -> Moment:
+def moment_of(group: GroupHome, entry: Kept, manifest: Manifest) -> Moment:
     """Load a group at a snapshot that the ledger of a manifest lists; this reads the list of members, and no member.
 
     ConflictError: another writer has dropped the snapshot since the manifest was read.
@@ -152,7 +152,7 @@ class Moment:
 
     def __init__(
         self,
-        group: AnyGroup,
+        group: GroupHome,
         manifest: Manifest,
         entry: Kept,
         states: Mapping[str, MemberState],
@@ -190,6 +190,10 @@ class Moment:
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
         return self._members
+
+    def look_for(self, name: str) -> bool:  # noqa: ARG002
+        """Return False: a snapshot never changes."""
+        return False
 
     def refresh(self) -> None:
         """Do nothing: a snapshot never changes."""
@@ -229,7 +233,7 @@ class Moment:
                 state = None
             if state is not None:
                 state = replace(state, title=self.name)
-            if state is not None and isinstance(self.group, ListedGroup):
+            if state is not None and not self.group.is_local:
                 return state
             if state is not None:
                 # If a local file is replaced while the state is read, look for the state again.
@@ -271,19 +275,7 @@ class Moment:
                 frame = owners.load(self.group.store_of(retired_path(token)))
                 return _state_in_retired(frame, self.name, state)
             return None
-        if isinstance(self.group, ListedGroup):
-            return self.group.state_at(self._manifest, self.name, state, cached=cached)
-        try:
-            source = self.group.state_of(path, self._manifest)
-        except MISSING:
-            return None
-        return intact.find_intact_state(
-            source,
-            state,
-            self.identity.encode(),
-            repr(self.name),
-            deep=deep,
-        )
+        return self.group.state_at(self._manifest, self.name, state, deep=deep, cached=cached)
 
 
 def _state_in_retired(frame: Revision, name: str, state: MemberState) -> Revision | None:
@@ -300,7 +292,7 @@ class SnapshotMember:
 
     Parameters
     ----------
-    group : AnyGroup
+    group : GroupHome
         The group.
     entry : Kept
         The snapshot.
@@ -308,7 +300,7 @@ class SnapshotMember:
         The path of the member at the snapshot.
     """
 
-    group: AnyGroup
+    group: GroupHome
     entry: Kept
     path: str
 

@@ -7,6 +7,7 @@ the manifest.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,23 +25,24 @@ from b2array.catalog.names_of_members import Members
 from b2array.catalog.owners import ALONE, BucketMember, load_member, load_published, load_revision
 from b2array.commit.group_commit import Committed, GroupChange, MemberChange
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.in_bucket import Bucket
+from b2array.commit.in_bucket import Bucket, first_free_number
 from b2array.commit.manifest_writes import replace_manifest
 from b2array.errors import ConflictError, FormatError, UnsupportedError
-from b2array.format import summary
 from b2array.frame.revision import Revision
 from b2array.group import embedded, summaries
-from b2array.group.local_group import LocalGroup, NewFrame
+from b2array.group.homes import GroupHome
+from b2array.group.local_group import LocalGroup
+from b2array.group.new_members import NewFrame
 from b2array.store.base import MISSING, Head, Mutex, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 
-__all__ = ["AnyGroup", "ListedGroup", "group_at"]
+__all__ = ["ListedGroup", "group_at"]
 
 _Listing: TypeAlias = tuple[Manifest, Version | None, Members]
 """A manifest, its version in the store, and its members."""
 
 
-class ListedGroup:
+class ListedGroup(GroupHome):
     """The members of a group in an object store, as listed at the first use.
 
     A caller that has read the manifest passes it as `listing`, with its version.
@@ -62,7 +64,7 @@ class ListedGroup:
         self._mutex = Mutex()
         self._is_pinned = False
         self._lists_own = True
-        self._records: tuple[bytes, dict[str, Any]] = b"", {}
+        self._records = b"", {}
         # The identity of the group that was shown first. Changes of another group that is in the same place by now are
         # refused.
         self._identity = ""
@@ -104,12 +106,6 @@ class ListedGroup:
             copied.show(complete_manifest(self.store, manifest), version)
         return copied
 
-    @property
-    def url(self) -> str:
-        """The URL of the group, without secrets and without a slash at the end."""
-        url = self.store.url.rstrip("/")
-        return f"{url}/" if url.endswith(":") else url
-
     def address(self, path: str) -> str:
         """Return the URL of a path in the group; ValueError if the URL would name another place."""
         self._require_plain()
@@ -147,7 +143,7 @@ class ListedGroup:
         """Return the manifest whose members this handle shows, and its version."""
         return self._state()[:2]
 
-    def is_listed(self) -> bool:
+    def is_separate(self) -> bool:
         """Return whether this handle has read a manifest with members; this sends no request."""
         return self._listing is not None and self._listing[0] != Manifest()
 
@@ -211,6 +207,9 @@ class ListedGroup:
             if seen[1] == self._listing[1]:
                 self.show(*seen)
 
+    def show_near(self, names: Collection[str]) -> None:
+        """Do nothing: the caller has just read the manifest, which lists all members."""
+
     def look_for(self, name: str) -> bool:
         """Return whether members with this name, or below it, were made since this handle read the manifest.
 
@@ -234,10 +233,6 @@ class ListedGroup:
     def refresh(self) -> None:
         """Forget the manifest; the next use reads it again."""
         self._listing = None
-
-    def close(self) -> None:
-        """Close files."""
-        self.store.close()
 
     def _state(self) -> _Listing:
         """Return the manifest that this handle shows, its version, and the members; read them at the first use.
@@ -277,6 +272,16 @@ class ListedGroup:
 
     def recover(self) -> None:
         """Do nothing: in an object store, no interrupted commit needs another writer to complete it."""
+
+    def is_cached(self) -> bool:
+        """Return whether the cache on disk has the manifest of the group, in any state."""
+        return self.catalog.is_on_disk()
+
+    def list_nothing(self) -> None:
+        """Show the manifest of a group without members; if it is missing, write it first, under a new identity."""
+        if self.catalog.last_seen()[1] is None:
+            replace_manifest(self.catalog, Manifest({}, os.urandom(8).hex()), None)
+        self.show(*self.catalog.last_seen())
 
     def require_ledger(self) -> None:
         """Raise UnsupportedError if the manifest cannot list snapshots."""
@@ -359,11 +364,11 @@ class ListedGroup:
         """
         path = name + suffix
         other = name + (OTHER if suffix == ARRAY else ARRAY)
-        place = self.free_place(change, path)
+        place = self._free_place(change, path)
         if self.store.in_process:
             (head,) = place.store.head([""], 1)
             if isinstance(head, Head):
-                place = replace(place, sparse=self.free_place(change, other))
+                place = replace(place, sparse=self._free_place(change, other))
         draft = new(place, overwrite=False)
         is_there = draft.destination.place is place.store
         # Snapshots of a group in an object store name revisions. A member's ledger has only snapshots of the member.
@@ -372,15 +377,9 @@ class ListedGroup:
         draft.delta.keeps = tuple(keep for keep in keeps if keep.entry.group != group)
         return (path if is_there else other), MemberChange(name, draft, earlier=earlier)
 
-    def free_place(self, change: GroupChange, path: str) -> FreePlace:
-        """Return the place for a new member at a path that no row has, with the first number for its chunks.
-
-        Late requests of other writers may still write or delete objects with smaller numbers.
-        """
-        rows = [self.rows.get(name) for name in (*change.removed, name_of(path))]
-        used = [row.next for row in rows if row is not None and row.path == path]
-        # If the member was deleted earlier, the manifest has noted the number.
-        return FreePlace(self.store_of(path), max([self.manifest.gone.get(path, 0), *used]))
+    def _free_place(self, change: GroupChange, path: str) -> FreePlace:
+        """Return the place for a new member at a path that no row has, with the first number for its chunks."""
+        return FreePlace(self.store_of(path), first_free_number(self.manifest, change, path))
 
     def remember(self, path: str, committed: Revision) -> None:
         """Do nothing: the manifest says which state counts, so no state is read twice."""
@@ -433,18 +432,29 @@ class ListedGroup:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
 
+    def state_of(self, path: str, manifest: Manifest) -> Revision:
+        """Load the state of a member that a manifest lists. Raises the errors of `open`."""
+        return self._load_in(manifest, path)
+
+    @property
+    def keeps_states_in_frames(self) -> bool:
+        """Whether the group was copied from a local disk with its snapshots, and had no commit since."""
+        return not self._lists_own
+
     def state_at(
         self,
         manifest: Manifest,
-        name: str,
+        title: str,
         state: MemberState,
         *,
+        deep: bool = False,
         cached: bool = False,
     ) -> Revision | None:
         """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more.
 
         With `cached`, the index may come from the cache on disk, as for `read_frame`. Embedded members are read in
-        their present state, because they have no other.
+        their present state, because they have no other. `deep` is about frames that keep states: revisions never
+        change.
         """
         path, generation, sparse, _ = state
         if is_embedded(path):
@@ -460,7 +470,8 @@ class ListedGroup:
         # Frames that were copied here from a local disk contain the states of snapshots.
         with suppress(*MISSING, ConflictError):
             source = load_published(self.store_of(path), cached=cached)
-            return intact.find_intact_state(source, state, manifest.identity.encode(), repr(name))
+            identity = manifest.identity.encode()
+            return intact.find_intact_state(source, state, identity, repr(title), deep=deep)
         return None
 
     def _embedding(self) -> SChunk:
@@ -470,11 +481,8 @@ class ListedGroup:
 
     def _promise(self, path: str) -> Handle | None:
         """Return a handle from the summary of a member; None if the manifest has no summary of this revision."""
-        packed = self.manifest.summaries
-        if self._records[0] is not packed:
-            self._records = packed, summary.unpack_all(packed)
         row = self.rows.get(name_of(path))
-        record = self._records[1].get(path)
+        record = self._record_of(path)
         if row is None or record is None:
             return None
         read = partial(self._load_in, self.manifest, path)
@@ -493,11 +501,7 @@ def _restore(
     return group
 
 
-AnyGroup: TypeAlias = LocalGroup | ListedGroup
-"""A group that can be changed, on a local disk or in an object store."""
-
-
-def group_at(url: str, storage_options: Mapping[str, Any]) -> AnyGroup:
+def group_at(url: str, storage_options: Mapping[str, Any]) -> GroupHome:
     """Return the home of a group at a URL, without reading anything."""
     store = open_store(url, storage_options=storage_options)
     kind = LocalGroup if store.can.local else ListedGroup

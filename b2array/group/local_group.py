@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from b2array.array.drafts import AnyPlace, FreePlace, Kind, place_new
+from b2array.array.drafts import FreePlace
 from b2array.array.schunk import SChunk
-from b2array.catalog import local_listing
+from b2array.catalog import intact, local_listing
 from b2array.catalog.known_manifests import another_group, read_manifest
+from b2array.catalog.ledgers import MemberState
 from b2array.catalog.local_listing import list_group
 from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among, staged_path
 from b2array.catalog.names_of_members import Members
 from b2array.catalog.redo import LocalMember, Remembered, inspect_place, load_local_member
-from b2array.commit.copied_states import KeptState, states_to_copy
-from b2array.commit.draft import Draft
 from b2array.commit.frame_locks import publish_waiting
 from b2array.commit.group_commit import Committed, GroupChange, MemberChange
 from b2array.commit.handle import Handle, Mode
@@ -29,82 +28,26 @@ from b2array.commit.leftovers import is_abandoned
 from b2array.commit.localize import localize
 from b2array.commit.manifest_writes import write_manifest
 from b2array.commit.on_disk import Disk
-from b2array.commit.prepare import copy_frame
 from b2array.commit.publication import publish_pending
 from b2array.errors import ConflictError
-from b2array.format import summary
-from b2array.format.frame_header import FIRST_BYTES, FrameType
+from b2array.format.frame_header import FIRST_BYTES
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded, summaries
+from b2array.group.homes import GroupHome
+from b2array.group.new_members import NewFrame
 from b2array.printable import printable
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Mutex, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
 
-__all__ = ["LocalGroup", "NewFrame", "copier_of"]
+__all__ = ["LocalGroup"]
 
 _MOST_STATES, _MOST_CHUNKS = 256, 2**12
 """How many states of members, and of how many chunks at most, a handle remembers: some megabytes in all."""
 
 
-class NewFrame(Protocol):
-    """A function that prepares the frame of a new member for a commit."""
-
-    def __call__(self, url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return a draft of the frame at a place, or in memory. `layout` applies if the user does not choose one."""
-        ...
-
-
-def copier_of(
-    source: Handle,
-    storage_options: Mapping[str, Any],
-    *,
-    keeps_layout: bool = False,
-    snapshots: bool = True,
-    earlier: Sequence[KeptState] = (),
-) -> NewFrame:
-    """Return a function that makes a new member as a copy of a frame, without compressing the chunks again.
-
-    With `keeps_layout`, or in the same kind of store, the copy has the layout of the frame; otherwise the usual layout
-    of its store. With `snapshots`, the copy has the frame's own snapshots, and the `earlier` states, which snapshots of
-    its group name.
-    """
-    own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
-
-    def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return a draft of the copy at a place."""
-        if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
-            layout = own
-        place = place_new(url, layout, storage_options, overwrite=overwrite)
-        origin = source.source
-        states: list[KeptState] = []
-        if snapshots:
-            states = [*states_to_copy(origin), *earlier]
-            states.sort(key=lambda each: each.entry.time)
-        return copy_frame(
-            origin,
-            place.store,
-            place.kind,
-            overwrite=overwrite,
-            kept=states,
-            first=place.first,
-        )
-
-    return new
-
-
-def _is_alike(store: Store, place: AnyPlace, storage_options: Mapping[str, Any]) -> bool:
-    """Return whether a store and a place are both on a local disk, or both in an object store."""
-    if place is None:
-        return False
-    if isinstance(place, FreePlace):
-        return store.can.local == place.store.can.local
-    other = open_store(place, storage_options=storage_options)
-    return store.can.local == other.can.local
-
-
-class LocalGroup:
+class LocalGroup(GroupHome):
     """The members of a local group and its manifest, as listed at the first use.
 
     A caller that has listed the group passes the manifest and the members as `listing`.
@@ -124,7 +67,7 @@ class LocalGroup:
         self.storage_options = dict(storage_options)
         self._listing = listing
         self._mutex = Mutex()
-        self._records: tuple[bytes, dict[str, Any]] = b"", {}
+        self._records = b"", {}
         # The groups inside this one, by name.
         self._mounts: dict[str, LocalGroup] = {}
         # The version of the manifest whose pending steps this handle has taken: it need not take them again.
@@ -155,12 +98,6 @@ class LocalGroup:
         )
         copied._first = self._first
         return copied
-
-    @property
-    def url(self) -> str:
-        """The path of the group, without a slash at the end."""
-        url = self.store.url.rstrip("/")
-        return f"{url}/" if url.endswith(":") else url
 
     def address(self, path: str) -> str:
         """Return the path of a member in the file system; FormatError if symbolic links are on the way."""
@@ -237,6 +174,12 @@ class LocalGroup:
         """Show these members until the next `refresh`."""
         self._listing = manifest, members
 
+    def show_near(self, names: Collection[str]) -> None:
+        """Show only the members that decide whether new members can have these names, in their latest states."""
+        # A group may have very many other members.
+        manifest = self.load_manifest()
+        self.show(manifest, local_listing.list_near(self.store, names, manifest))
+
     def look_for(self, name: str) -> bool:
         """Return whether members with this name, or below it, were made since this handle listed the members.
 
@@ -263,10 +206,6 @@ class LocalGroup:
         """Forget the list of members; the next use lists them again."""
         self._listing = self._recovered = None
         self._mounts = {}
-
-    def close(self) -> None:
-        """Close files."""
-        self.store.close()
 
     def _state(self) -> tuple[Manifest, Members]:
         """Return the manifest and the members that this handle shows; list them at the first use."""
@@ -311,6 +250,17 @@ class LocalGroup:
         """Read the present manifest, without its version."""
         manifest, _ = read_manifest(self.store, versioned=False)
         return manifest
+
+    def is_separate(self) -> bool:
+        """Return whether a manifest or an embedding frame is in the directory. Raises the errors of `is_marked`."""
+        return self.is_marked()
+
+    def is_cached(self) -> bool:
+        """Return False: the cache on disk has nothing of local files."""
+        return False
+
+    def list_nothing(self) -> None:
+        """Do nothing: a local group without members needs no manifest."""
 
     def require_ledger(self) -> None:
         """Do nothing: the manifest of a local group can always list snapshots."""
@@ -393,23 +343,41 @@ class LocalGroup:
 
         This reads the head of the member, to check the summary.
         """
-        manifest, _ = self._state()
         # The summary of a member with a pending step describes the state before the step.
-        if path in manifest.pending:
+        if path in self.manifest.pending:
             return None
-        packed = manifest.summaries
-        if self._records[0] is not packed:
-            self._records = packed, summary.unpack_all(packed)
-        record = self._records[1].get(path)
+        record = self._record_of(path)
         return None if record is None else summaries.promise(self.store_of(path), record)
 
-    def state_of(self, path: str, manifest: Manifest | None = None) -> Revision:
-        """Load the state of a member, as it is after the pending steps of a manifest; by default the present one."""
+    def state_of(self, path: str, manifest: Manifest) -> Revision:
+        """Load the state of a member, as it is after the pending steps of a manifest."""
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount
-            return owner.state_of(inner)
-        return self._own_state(path, manifest or self.load_manifest())
+            return owner.state_of(inner, owner.load_manifest())
+        return self._own_state(path, manifest)
+
+    @property
+    def keeps_states_in_frames(self) -> bool:
+        """True: a snapshot of a local group names states that the frames keep."""
+        return True
+
+    def state_at(
+        self,
+        manifest: Manifest,
+        title: str,
+        state: MemberState,
+        *,
+        deep: bool = False,
+        cached: bool = False,  # noqa: ARG002
+    ) -> Revision | None:
+        """Load the state of a member at a snapshot from the member's frame; None if the frame does not keep it."""
+        try:
+            source = self.state_of(state.path, manifest)
+        except MISSING:
+            return None
+        identity = manifest.identity.encode()
+        return intact.find_intact_state(source, state, identity, repr(title), deep=deep)
 
     def _own_state(self, path: str, manifest: Manifest) -> Revision:
         """Load the state of a member that no inner group owns, as it is after the pending steps of a manifest.

@@ -8,16 +8,14 @@ from itertools import accumulate
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.frame_making import NewDraft
 from b2array.catalog.group_places import Place
-from b2array.catalog.local_listing import list_near
 from b2array.catalog.manifest import MANIFEST, check_name
 from b2array.commit.draft import Draft
 from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
 from b2array.group import whole
-from b2array.group.archive import Archive, make_archive_error
 from b2array.group.blosc2_tables import DESCRIPTION
 from b2array.group.group import Group, put_member, require_free_name
-from b2array.group.local_group import LocalGroup
+from b2array.group.homes import GroupHome
 from b2array.store.locks import holds_locks
 
 __all__ = ["make_member"]
@@ -35,14 +33,11 @@ def make_member(
     RuntimeError if such a file would replace a member of a group with snapshots; also the errors of `Group.create`, and
     ReadOnlyError for an archive.
     """
-    home = whole.home_of(place.group, options.storage_options or {})
-    if isinstance(home, Archive):
-        raise make_archive_error(place)
-    if isinstance(home, LocalGroup):
-        _show_near(home, check_name(place.name))
+    home = whole.home_to_change(place, options.storage_options or {})
+    _show_near(home, check_name(place.name))
     group = Group(home, "", "r+")
     name = require_free_name(group, place.name, overwrite=options.overwrite)
-    if isinstance(home, LocalGroup) and not _can_lock(home):
+    if home.is_local and not _can_lock(home):
         # Without the group's lock, make a frame like a program that does not know the group: the directory lists it.
         if name in home.members() and home.manifest.kept:
             raise RuntimeError(
@@ -66,7 +61,7 @@ def make_member(
     return put_member(home, name, suffix, draft, overwrite=options.overwrite)
 
 
-def _can_lock(home: LocalGroup) -> bool:
+def _can_lock(home: GroupHome) -> bool:
     """Return whether this thread can take the group's lock now, by taking it for a moment."""
     # If this thread holds the lock of a member, a commit with the group's lock may be waiting for it: a deadlock.
     if holds_locks():
@@ -79,16 +74,14 @@ def _can_lock(home: LocalGroup) -> bool:
         return False
 
 
-def _show_near(home: LocalGroup, name: str) -> None:
-    """Complete an interrupted commit, and show only the members that decide whether a new member can have a name.
+def _show_near(home: GroupHome, name: str) -> None:
+    """Complete an interrupted commit, and show the members that decide whether a new member can have a name.
 
     A group may have very many other members. If this thread holds a lock, the commit is not completed.
     """
     # Recovery takes the group's lock; see `_can_lock`.
     if not holds_locks():
         home.recover()
-    manifest = home.load_manifest()
     # A part of a table cannot be made alone.
     outer = accumulate(name.split("/")[:-1], "{}/{}".format)
-    names = [name, *(f"{each}/{DESCRIPTION}" for each in outer)]
-    home.show(manifest, list_near(home.store, names, manifest))
+    home.show_near([name, *(f"{each}/{DESCRIPTION}" for each in outer)])

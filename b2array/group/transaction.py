@@ -2,7 +2,7 @@
 
 A new member begins where no reader looks. At the end `b2array.commit.group_commit.commit_group` commits all changes,
 unless another writer has changed a member that the transaction has read. What the kinds of storage do differently is in
-the home of the group, `LocalGroup` or `ListedGroup`, and in the medium of the commit.
+the home of the group, a `GroupHome`, and in the medium of the commit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from b2array.errors import make_ended_error, make_forked_error
 from b2array.frame.revision import Revision
 from b2array.group import embedded
 from b2array.group.group_forks import NOTHING, Changes, open_draft
-from b2array.group.listed_group import AnyGroup
-from b2array.group.local_group import NewFrame
-from b2array.group.snapshot_members import prepare_members
+from b2array.group.homes import GroupHome
+from b2array.group.new_members import NewFrame
+from b2array.group.snapshot_writing import prepare_members
 from b2array.group.table_list import note_tables
 
 __all__ = ["Transaction", "begin", "changing", "committing"]
@@ -42,7 +42,7 @@ class Transaction(Changes):
 
     Parameters
     ----------
-    group : AnyGroup
+    group : GroupHome
         The handle that shows the changes after the commit.
     explicit : bool
         Whether the user reads and writes through the transaction; see `GroupChange`.
@@ -50,7 +50,7 @@ class Transaction(Changes):
 
     change: GroupChange
 
-    def __init__(self, group: AnyGroup, *, explicit: bool = True) -> None:
+    def __init__(self, group: GroupHome, *, explicit: bool = True) -> None:
         """Begin a transaction on the members that the group shows; this lists them if they were not listed yet."""
         view = group.begin_view()
         super().__init__(view)
@@ -370,7 +370,7 @@ def _settle(member: MemberChange, state: Revision) -> None:
 
 
 def begin(
-    home: AnyGroup,
+    home: GroupHome,
     replacing: str | None = None,
     *,
     explicit: bool = True,
@@ -390,13 +390,13 @@ def begin(
     return changes
 
 
-def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:
+def changing(home: GroupHome | Changes) -> AbstractContextManager[Changes]:
     """Return a block that changes members: in the transaction under way, or in a new one, which it then commits."""
     return nullcontext(home) if isinstance(home, Changes) else committing(home)
 
 
 @contextmanager
-def committing(home: AnyGroup) -> Iterator[Transaction]:
+def committing(home: GroupHome) -> Iterator[Transaction]:
     """Begin a transaction for the block, and commit it at the end; abort it if the block raises."""
     with _explaining_lengths(home):
         changes = begin(home, explicit=False)
@@ -409,7 +409,7 @@ def committing(home: AnyGroup) -> Iterator[Transaction]:
 
 
 @contextmanager
-def _explaining_lengths(home: AnyGroup) -> Iterator[None]:
+def _explaining_lengths(home: GroupHome) -> Iterator[None]:
     """Say what is too long if the file system refuses the name of a file."""
     try:
         yield

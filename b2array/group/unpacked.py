@@ -41,7 +41,8 @@ from b2array.errors import ConflictError, FormatError, ReadOnlyError, Unsupporte
 from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
 from b2array.group.archive import NOTE, Archive, is_content
-from b2array.group.local_group import LocalGroup, copier_of
+from b2array.group.local_group import LocalGroup
+from b2array.group.new_members import copier_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.base import Head, Version

@@ -10,9 +10,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from b2array.catalog.group_places import ZIP, group_of
-from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.commit.manifest_writes import replace_manifest
+from b2array.catalog.group_places import ZIP, Place, group_of
+from b2array.catalog.manifest import EMBEDDED, MANIFEST, is_embedded, members_among
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign, summary
 from b2array.frame.revision import is_of_zarr
@@ -20,11 +19,11 @@ from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
 from b2array.group.archive import Archive, make_archive_error
 from b2array.group.group_forks import Changes
-from b2array.group.listed_group import AnyGroup, ListedGroup, group_at
-from b2array.group.local_group import LocalGroup
+from b2array.group.homes import GroupHome
+from b2array.group.listed_group import group_at
 from b2array.group.transaction import committing
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Head, Store, says_more
+from b2array.store.base import MISSING, Head, Store
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
@@ -38,12 +37,13 @@ __all__ = [
     "exists",
     "find_outer_group",
     "home_of",
+    "home_to_change",
     "initialise",
     "is_archive",
 ]
 
 
-def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> AnyGroup | Archive:
+def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> GroupHome | Archive:
     """Return the home of a group at a URL; raise FileNotFoundError if the group is `required` and missing.
 
     This reads the manifest. Raises FormatError if another kind of file is at the URL.
@@ -61,25 +61,29 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     return home
 
 
-def find_outer_group(home: AnyGroup) -> tuple[AnyGroup, str] | None:
+def find_outer_group(home: GroupHome) -> tuple[GroupHome, str] | None:
     """Return the group around a place where a group is or will be, and its name there; None for a separate group.
 
     A manifest or an embedding frame marks a separate group. Any other group exists because of the names of members,
     which the outer group lists, commits and keeps in snapshots; so changes go through the outer group. This looks for
     both in the store. ReadOnlyError says that the outer group is an archive.
     """
-    is_separate = home.is_listed() if isinstance(home, ListedGroup) else _is_marked(home)
-    if is_separate:
+    if home.is_separate():
         return None
     # On a local disk, a symbolic link may lead into a group.
     url = os.path.realpath(home.store.url) if home.is_local else home.address("")
     place = group_of(url, home.storage_options)
     if place is None or not place.name:
         return None
-    outer = home_of(place.group, home.storage_options)
-    if isinstance(outer, Archive):
+    return home_to_change(place, home.storage_options), place.name
+
+
+def home_to_change(place: Place, storage_options: Mapping[str, Any]) -> GroupHome:
+    """Return the home of the group at a place, whose members are to be changed; raise ReadOnlyError for an archive."""
+    home = home_of(place.group, storage_options)
+    if isinstance(home, Archive):
         raise make_archive_error(place)
-    return outer, place.name
+    return home
 
 
 def home_in_file(file: BinaryFile) -> Archive:
@@ -144,14 +148,14 @@ _ABANDONED = re.compile(
 """The paths of files that writers leave if they fail or are killed before their first commit."""
 
 
-def exists(group: AnyGroup, *, visible: bool = False) -> bool:
+def exists(group: GroupHome, *, visible: bool = False) -> bool:
     """Return whether there is a group, or a local directory with any files, which can become a group.
 
     With `visible`, a local directory counts only if it or a directory around it is marked as a group, or if members are
     in it or one level below; nothing further down is examined. Raises the store's error if it hides whether the group
     is marked.
     """
-    if _is_marked(group):
+    if group.is_marked():
         return True
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
@@ -184,18 +188,7 @@ def _has_members(place: Path) -> bool:
     return any(each.is_file() or (each / FRAME_NAME).is_file() for each in files)
 
 
-def _is_marked(group: AnyGroup) -> bool:
-    """Return whether a manifest or an embedding frame exists; raise an error if the store does not tell."""
-    heads = group.store.head([MANIFEST, EMBEDDED], 8)
-    if any(not isinstance(head, Exception) for head in heads):
-        return True
-    for error in heads:
-        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, MISSING)):
-            raise error
-    return False
-
-
-def initialise(group: AnyGroup) -> None:
+def initialise(group: GroupHome) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed.
 
     Raises ReadOnlyError for a read-only store, FileExistsError if another file or group is there, and ValueError for a
@@ -207,18 +200,10 @@ def initialise(group: AnyGroup) -> None:
     group.address("")
     _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.pack_empty_frame())
-    if isinstance(group, ListedGroup):
-        _list_nothing(group)
+    group.list_nothing()
 
 
-def _list_nothing(group: ListedGroup) -> None:
-    """Write the manifest of a group without members, under a new identity, and show it."""
-    empty = Manifest({}, os.urandom(8).hex())
-    replace_manifest(group.catalog, empty, None)
-    group.show(*group.catalog.last_seen())
-
-
-def _require_no_frame(group: AnyGroup) -> None:
+def _require_no_frame(group: GroupHome) -> None:
     """Raise FileExistsError if an array or another file is at the URL, which would hide a group there."""
     names = [FRAME_NAME] if group.store.is_prefix else ["", FRAME_NAME]
     heads = group.store.head(names, 1)
@@ -226,7 +211,7 @@ def _require_no_frame(group: AnyGroup) -> None:
         raise FileExistsError(f"{group.store.url} exists and is not a group")
 
 
-def complete(group: AnyGroup) -> None:
+def complete(group: GroupHome) -> None:
     """Add a missing embedding frame to a local group; python-blosc2 opens no directory without it.
 
     Does nothing in an object store. Raises FileExistsError if an array is there.
@@ -241,7 +226,7 @@ def complete(group: AnyGroup) -> None:
             group.store.create(EMBEDDED, embedded.pack_empty_frame())
 
 
-def consolidate(group: AnyGroup | Changes) -> None:
+def consolidate(group: GroupHome | Changes) -> None:
     """Write summaries of the present states of all members into the manifest.
 
     This first completes an interrupted commit, and lists and reads the members again; the handle then shows the latest
@@ -261,13 +246,13 @@ def consolidate(group: AnyGroup | Changes) -> None:
     group.refresh()
 
 
-def check_replaceable(group: AnyGroup) -> None:
+def check_replaceable(group: GroupHome) -> None:
     """Raise FileExistsError if something other than a group is at the URL."""
     kinds = {MANIFEST: b"", EMBEDDED: b""}
     require_free(group.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
 
 
-def clear(group: AnyGroup) -> None:
+def clear(group: GroupHome) -> None:
     """Remove all members and snapshots of a group in one commit; raise FileExistsError for anything but a group.
 
     This first completes an interrupted commit, and at the end adds a missing embedding frame or manifest.
@@ -277,13 +262,11 @@ def clear(group: AnyGroup) -> None:
     with committing(group) as changes:
         changes.remove(dict(group.members()))
         changes.snapshots.drop(changes.snapshots.ledger.names)
-    if isinstance(group, LocalGroup):
-        complete(group)
-    elif group.catalog.read()[1] is None:
-        _list_nothing(group)
+    complete(group)
+    group.list_nothing()
 
 
-def discard(group: AnyGroup) -> None:
+def discard(group: GroupHome) -> None:
     """Remove a new group whose first commit failed, unless another writer has added members; ignore errors."""
     # The caller raises the error of the commit, which is more important than a failure to clean up.
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST, removing=True):

@@ -15,7 +15,7 @@ from b2array.format.ledger import Kept
 from b2array.frame.kept_states import ledger_in
 from b2array.group import addressing
 from b2array.group.group import Group
-from b2array.group.listed_group import AnyGroup
+from b2array.group.homes import GroupHome
 from b2array.group.transaction import Transaction
 from b2array.store.open import address_of
 from b2array.tools.vacuum import in_seconds
@@ -109,7 +109,7 @@ def _entries(opened: Any) -> Sequence[Kept]:
     home = opened._home
     if isinstance(home, Transaction):
         return home.snapshots.ledger.entries
-    if not isinstance(home, AnyGroup):  # .b2z and .b2e files have no snapshots
+    if not isinstance(home, GroupHome):  # .b2z and .b2e files have no snapshots
         return ()
     return group_ledger(opened.url, home.load_manifest()).entries
 

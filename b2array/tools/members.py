@@ -13,7 +13,7 @@ from b2array.exchange.groups import B2Z, members_of
 from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
-from b2array.group.listed_group import AnyGroup
+from b2array.group.homes import GroupHome
 from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 
@@ -28,7 +28,7 @@ class Listing(NamedTuple):
     `error` explains why members may be missing; `part` is the name of the requested group within the home.
     """
 
-    home: AnyGroup | Archive
+    home: GroupHome | Archive
     paths: Mapping[str, str]
     error: B2ArrayError | None = None
     part: str = ""
@@ -40,7 +40,7 @@ def change_each(
     change: Callable[[str], R],
     *,
     dry_run: bool,
-    outside: Callable[[AnyGroup], Result | None] | None = None,
+    outside: Callable[[GroupHome], Result | None] | None = None,
 ) -> R | Results:
     """Change a frame, or every member of a group that has its own files. An error in one member does not stop the rest.
 

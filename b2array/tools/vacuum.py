@@ -38,7 +38,8 @@ from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision
 from b2array.group import unpacked
 from b2array.group.group_snapshot import find_unneeded
-from b2array.group.listed_group import AnyGroup, ListedGroup
+from b2array.group.homes import GroupHome
+from b2array.group.listed_group import ListedGroup
 from b2array.group.local_group import LocalGroup
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
@@ -148,8 +149,8 @@ def vacuum(
     def frame(address: str) -> Cleanup:
         return _vacuum_store(address, seconds, dry_run, storage_options)
 
-    def outside_members(group: AnyGroup) -> Cleanup | None:
-        return _clean_outside_locked(group, seconds, dry_run)
+    def outside_members(group: GroupHome) -> Cleanup | None:
+        return _clean_outside(group, seconds, dry_run)
 
     return change_each(url, storage_options, frame, dry_run=dry_run, outside=outside_members)
 
@@ -340,15 +341,6 @@ def _files_in_log(
     return needed
 
 
-def _clean_outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
-    """Call `_clean_outside` under a lock, so that no writer is between a check of its files and its commit."""
-    if dry_run or not isinstance(group, LocalGroup):
-        return _clean_outside(group, seconds, dry_run)
-    with group.store.lock(MANIFEST):
-        group.refresh()
-        return _clean_outside(group, seconds, dry_run)
-
-
 def _load_listed_member(store: Store) -> Revision | None:
     """Return the state of a member of a group in an object store; None for any other frame."""
     if store.can.local:
@@ -360,10 +352,20 @@ def _load_listed_member(store: Store) -> Revision | None:
     return snapshot if snapshot.owner.lists_revisions else None
 
 
-def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+def _clean_outside(group: GroupHome, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove unneeded files outside of the members of a group; return None if there are no such files."""
-    if isinstance(group, LocalGroup):
+    if isinstance(group, ListedGroup):
+        return _clean_outside_listed(group, seconds, dry_run)
+    if dry_run:
         return _clean_outside_local(group, seconds, dry_run)
+    # The lock keeps out writers that are between a check of their files and their commit.
+    with group.store.lock(MANIFEST):
+        group.refresh()
+        return _clean_outside_local(group, seconds, dry_run)
+
+
+def _clean_outside_listed(group: ListedGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+    """Publish what killed writers have not published, and remove what neither rows nor snapshots need."""
     for row in () if dry_run else unpublished(group):
         publish_missing(group.store, row)
     for _ in attempts(group.store):
@@ -380,7 +382,7 @@ def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | 
     raise too_many_conflicts(group.store)
 
 
-def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+def _clean_outside_local(group: GroupHome, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove the leftovers of killed writers outside of the members; return None if there are no leftovers.
 
     Leftovers are files, directories and objects with uncommitted data, chunks of deleted members, and states that no
@@ -419,7 +421,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
 
 
 def _waiting(
-    group: LocalGroup,
+    group: GroupHome,
     needed: set[str],
     members: set[str],
 ) -> tuple[dict[str, str], set[str]]:
@@ -441,7 +443,7 @@ def _waiting(
     return left, arrays
 
 
-def _empty_directories(group: LocalGroup) -> Iterator[str]:
+def _empty_directories(group: GroupHome) -> Iterator[str]:
     """Yield empty directories: a killed writer may have just created or emptied them."""
     root = group.store.url
     for place, directories, files in os.walk(root):
@@ -449,7 +451,7 @@ def _empty_directories(group: LocalGroup) -> Iterator[str]:
             yield os.path.relpath(place, root).replace(os.sep, "/")
 
 
-def _whole(group: LocalGroup, path: str) -> Listed:
+def _whole(group: GroupHome, path: str) -> Listed:
     """Return the size of a file or the total size of a directory, and the time of its newest file."""
     files: Mapping[str, Listed] = {}
     # If another process has removed the path, there are no files.

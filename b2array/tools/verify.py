@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,8 @@ from b2array.group import addressing
 from b2array.group.archive import Archive
 from b2array.group.group import Group
 from b2array.group.group_snapshot import moment_of
-from b2array.group.listed_group import AnyGroup, ListedGroup
+from b2array.group.homes import GroupHome
+from b2array.group.listed_group import ListedGroup
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
@@ -351,7 +353,7 @@ def _of_group(
     return collect(home.url, home.url, paths, each, error)
 
 
-def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
+def _of_moments(home: GroupHome, *, deep: bool, progress: bool) -> Report | None:
     """Check the lists of members and the retired frames that the snapshots of a group need."""
     manifest = home.load_manifest()
     entries = group_ledger(home.url, manifest).entries
@@ -359,7 +361,6 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
         return None
     problems: list[Problem] = []
     needed: dict[str, dict[MemberState, str]] = {}
-    revisions: dict[MemberState, str] = {}
     for entry in entries:
         try:
             then = moment_of(home, entry, manifest)
@@ -369,12 +370,25 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
             problems.append(Problem("snapshot", None, object_name(entry.place), str(error)))
             continue
         for state in then.states.values():
-            revisions[state] = entry.name
             if not then.is_retired(state.path):
                 needed.setdefault(state.path, {}).setdefault(state, entry.name)
-    if isinstance(home, ListedGroup):
-        problems += _of_revisions(home, revisions, deep=deep, progress=progress)
-        return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
+    if home.is_local:
+        problems += _of_members(home, manifest, needed)
+    else:
+        problems += _of_revisions(home, manifest, needed, deep=deep, progress=progress)
+    for token in manifest.retired:
+        store = home.store_of(retired_path(token))
+        report = verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
+        problems += [problem._replace(kind="snapshot") for problem in report.problems]
+    return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
+
+
+def _of_members(
+    home: GroupHome,
+    manifest: Manifest,
+    needed: Mapping[str, Mapping[MemberState, str]],
+) -> Iterator[Problem]:
+    """Check that local members still keep the states that snapshots refer to; `needed` has one snapshot for each."""
     for path, states in needed.items():
         # The member's own result reports its damage.
         with suppress(B2ArrayError):
@@ -383,12 +397,7 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
             with suppress(*MISSING):
                 revision = read_member(home.store_of, manifest, path)
             for state, name in states.items():
-                problems += _missing_state(home.url, manifest, revision, state, name)
-    for token in manifest.retired:
-        store = home.store_of(retired_path(token))
-        report = verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
-        problems += [problem._replace(kind="snapshot") for problem in report.problems]
-    return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
+                yield from _missing_state(home.url, manifest, revision, state, name)
 
 
 def _missing_state(
@@ -410,19 +419,21 @@ def _missing_state(
 
 
 def _of_revisions(
-    home: ListedGroup,
-    revisions: Mapping[MemberState, str],
+    home: GroupHome,
+    manifest: Manifest,
+    needed: Mapping[str, Mapping[MemberState, str]],
     *,
     deep: bool,
     progress: bool,
 ) -> Iterator[Problem]:
-    """Check revisions that snapshots of a group in an object store refer to; `revisions` has one snapshot for each."""
-    for state, name in revisions.items():
-        is_current = lists(home.rows.get(name_of(state.path)), state)
+    """Check the states in an object store that snapshots refer to; `needed` has one snapshot for each."""
+    rows = manifest.rows or {}
+    for state, name in chain.from_iterable(states.items() for states in needed.values()):
+        is_current = lists(rows.get(name_of(state.path)), state)
         # The member's own result covers these states.
         if is_current or is_embedded(state.path):
             continue
-        revision = home.state_at(home.manifest, name, state)
+        revision = home.state_at(manifest, name, state)
         if revision is None:
             text = f"snapshot {name!r}: {home.url}/{state.path} does not have its state any more"
             yield Problem("snapshot", None, state.path, text)

@@ -33,7 +33,7 @@ from b2array.errors import ConflictError, make_ended_error, warn
 from b2array.format.state import State
 from b2array.group import group, whole
 from b2array.group.group import Group
-from b2array.group.listed_group import AnyGroup
+from b2array.group.homes import GroupHome
 from b2array.group.unpacked import Unpacked, is_changeable_archive
 from b2array.store.base import pause
 from b2array.store.open import address_of
@@ -337,7 +337,7 @@ def _transaction(
         if isinstance(there, Unpacked):
             there.discard()
         elif is_new:
-            whole.discard(cast(AnyGroup, there))
+            whole.discard(cast(GroupHome, there))
         raise
     if isinstance(home._writable(), Unpacked):
         home.close()
@@ -368,7 +368,7 @@ def _open_home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) 
             if mode == "r+":
                 raise
         else:
-            there = cast(AnyGroup, home._writable())
+            there = cast(GroupHome, home._writable())
             if mode == "w":
                 whole.check_replaceable(there)
             if mode != "r+":
@@ -405,7 +405,7 @@ def _later(
         writes.append(Write(part.values, fork_point, NDArray(handle)._layout, part.region))
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
-    place = cast(AnyGroup, home._writable()).address("")  # absolute: tasks may run in another working directory
+    place = cast(GroupHome, home._writable()).address("")  # absolute: tasks may run in another working directory
     shared = Shared(name, (place, dict(options), names, [write.point for write in writes], snapshot))
     return dask.final(writes, name, _commit, shared)
 

@@ -1448,6 +1448,32 @@ def test_a_directory_copied_to_an_object_store_is_read_and_continued(tmp_path: P
     _check_stock(open_group(url))
 
 
+def test_snapshots_that_were_copied_to_an_object_store_are_counted_and_verified_like_the_originals(
+    tmp_path: Path,
+) -> None:
+    """The frames that were copied keep the states of the snapshots, as on the disk, and no revision has them."""
+    local = str(tmp_path / "first.b2d")
+    group = open_group(local, "w")
+    group.create("x", data=np.random.default_rng(0).random(4000), chunks=(1000,))
+    group.create("gone", data=np.random.default_rng(1).random(500))
+    group.snapshot("one")
+    group["x"][:1500] = 7
+    del group["gone"]
+    group.snapshot("two")
+    group["x"][:] = 8
+    url = f"memory://test-copied-{next(_serials)}.b2d"
+    fsspec.filesystem("memory").put(local, url, recursive=True)
+    copied = open_group(url)
+    assert [each.nbytes for each in copied.snapshots] == [each.nbytes for each in group.snapshots]
+    assert copied.snapshots[0].nbytes > 3000 * 8 / 2
+    assert b2array.verify(url, deep=True).ok
+    # A lost state is still found.
+    fsspec.filesystem("memory").rm(f"{url}/x.b2nd")
+    found = b2array.verify(url, deep=True)
+    assert not found.ok
+    assert "snapshot 'one'" in str(found)
+
+
 def test_damaged_published_indexes_do_not_keep_a_copy_on_a_disk_from_being_written(tmp_path: Path) -> None:
     """The manifest names the states that count; the indexes under the usual names are copies of them."""
     url = f"memory://test-taken-along-{next(_serials)}.b2d"

@@ -27,7 +27,7 @@ from b2array.commit.cursor import Promised
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.frame import revision
-from b2array.group.listed_group import AnyGroup
+from b2array.group.homes import GroupHome
 from b2array.store.local_store import LocalStore
 
 _serials = itertools.count()
@@ -56,7 +56,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 def _records(group: Group) -> dict[str, Any]:
-    assert isinstance(group._home, AnyGroup)
+    assert isinstance(group._home, GroupHome)
     return summary.unpack_all(group._home.manifest.summaries)
 
 
