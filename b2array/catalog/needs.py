@@ -1,8 +1,8 @@
 """The states of a frame that snapshots of local groups need.
 
 A snapshot of a local group names states of its members, and does not write to the members. So before a writer replaces
-a file or deletes chunks, it reads the manifests of the groups around the frame: `pins_of`. Meanwhile, it holds the
-locks of these manifests, like a writer that makes a snapshot: see `b2array.commit.frame_locks`.
+a file or deletes chunks, it reads the manifests of the groups around the frame: `needs_of_all_groups`. Meanwhile, it
+holds the locks of these manifests, like a writer that makes a snapshot: see `b2array.commit.frame_locks`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.local_store import LocalStore
 
 __all__ = [
-    "Pin",
+    "Need",
     "groups_above",
-    "identities_of",
+    "identities_of_groups",
     "local_groups",
-    "pinned_places",
-    "pinned_states",
-    "pins_in",
-    "pins_of",
+    "needed_offsets",
+    "needed_states",
+    "needs_of_all_groups",
+    "needs_of_group",
     "unneeded_names",
 ]
 
 
-class Pin(NamedTuple):
+class Need(NamedTuple):
     """A state of a member that snapshots of a group need.
 
     Parameters
@@ -49,7 +49,7 @@ class Pin(NamedTuple):
     group : bytes
         The identity of the group.
     state : MemberState
-        The state.
+        The state, as the snapshots name it.
     entries : tuple of Kept
         The snapshots that name the state, the oldest first.
     """
@@ -64,23 +64,25 @@ class Pin(NamedTuple):
         return ", ".join(repr(entry.name) for entry in self.entries)
 
 
-def pins_of(store: Store) -> list[Pin]:
-    """Read which states of a frame the snapshots of the local groups around it need, and return them.
+def needs_of_all_groups(store: Store) -> list[Need]:
+    """Read which states of a frame the snapshots of all local groups around it need, and return them.
 
-    FormatError or UnsupportedError: the list of members in a snapshot cannot be read.
+    FormatError or UnsupportedError: a manifest, or the list of members in a snapshot, cannot be read. LimitError: a
+    manifest is too large.
     """
-    pins = []
+    needs = []
     for url, path in local_groups(store):
         group = LocalStore(url)
         manifest, _ = read_manifest(group, versioned=False)
-        pins += pins_in(group, manifest, path)
-    return pins
+        needs += needs_of_group(group, manifest, path)
+    return needs
 
 
 def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tuple[str, str]]:
-    """Look for files, and yield the local groups that a path leads through, with the path of the frame in each.
+    """Look for files, and yield the local groups that the path `place` of a frame leads through, the innermost first.
 
-    The innermost group comes first. `marks` are the names of files that mark a directory as a group.
+    With each group comes the frame's path in it. `marks` are the names of files that mark a directory as a group. The
+    temporary places next to members are in no group.
     """
     if place.endswith(TEMPORARY):  # no step and no snapshot names the temporary places next to members
         return
@@ -96,7 +98,8 @@ def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tup
 def local_groups(store: Store) -> list[tuple[str, str]]:
     """Look for the local groups around a frame; return them, innermost first, each with the frame's path in it.
 
-    Outer groups count as well: a snapshot of an outer group may be older than the manifest of the inner one.
+    Outer groups count as well: a snapshot of an outer group may be older than the manifest of the inner one. A frame
+    that is not on a local disk has no such groups.
     """
     if not isinstance(store, LocalStore):
         return []
@@ -110,16 +113,16 @@ def local_groups(store: Store) -> list[tuple[str, str]]:
     return [*groups.values()]
 
 
-def pins_in(
+def needs_of_group(
     group: Store,
     manifest: Manifest,
     path: str,
     names: Collection[str] | None = None,
-) -> list[Pin]:
-    """Read which states of a member the snapshots of one group need, or only the snapshots with some names.
+) -> list[Need]:
+    """Read which states of the member with a path the snapshots of one group need; with `names`, only these snapshots.
 
-    The result omits states in retired frames, because the frame of the member does not need them. Raises what `pins_of`
-    raises.
+    The result omits states in retired frames, because the member's frame need not keep them. FormatError or
+    UnsupportedError: the list of members in a snapshot cannot be read, or the group was copied from an object store.
     """
     if not manifest.kept:
         return []
@@ -137,54 +140,58 @@ def pins_in(
             if state.path == path and (entry.name, state.generation) not in archived:
                 snapshots.setdefault(state, []).append(entry)
     identity = manifest.identity.encode()
-    return [Pin(identity, state, tuple(entries)) for state, entries in snapshots.items()]
+    return [Need(identity, state, tuple(entries)) for state, entries in snapshots.items()]
 
 
-def pinned_states(
+def needed_states(
     revision: Revision,
-    pins: Sequence[Pin],
+    needs: Sequence[Need],
     *,
     is_same: bool = False,
 ) -> list[tuple[Kept, Revision]]:
-    """Load the pinned states that the frame does not keep itself yet, and return them with entries for its ledger.
+    """Load the needed states that the frame does not keep itself yet, and return them with entries for its ledger.
 
-    States of another frame, which was in this place before, are omitted. With `is_same`, the caller knows that the
-    frame is the one that the snapshots name. Raises what `find_state` raises.
+    `revision` is the present state of the frame. The result omits states of another frame, which was in this place
+    before. With `is_same`, the caller knows that the frame is the one that the snapshots name. Raises what `find_state`
+    raises.
     """
     existing = {(entry.name, entry.group) for entry in ledger_in(revision).entries}
     states: dict[tuple[str, bytes], tuple[Kept, Revision]] = {}
-    for pin in pins:
-        key = name_for_group(pin.state.generation), pin.group
+    for need in needs:
+        key = name_for_group(need.state.generation), need.group
         if key in existing:
             continue
-        earlier = find_state(revision, pin.state, pin.group, pin.title, is_same=is_same)
+        earlier = find_state(revision, need.state, need.group, need.title, is_same=is_same)
         # If this is another frame in the same place, the state was lost when the old frame was replaced.
         if earlier is None or earlier.at is None:
             continue
-        entry = replace(earlier.at, time=pin.entries[0].time, message=pin.title)
+        entry = replace(earlier.at, time=need.entries[0].time, message=need.title)
         states[key] = entry, earlier
     return [*states.values()]
 
 
 def unneeded_names(
     revision: Revision,
-    pins: Sequence[Pin],
+    needs: Sequence[Need],
     groups: Collection[bytes],
 ) -> tuple[str, ...]:
-    """Return the names of states that the frame keeps for some groups although no snapshot of them needs the state."""
-    needed = {(name_for_group(pin.state.generation), pin.group) for pin in pins}
+    """Return the names of states that the frame keeps for `groups`, although no snapshot of these groups needs them.
+
+    `groups` are identities, and `needs` what the snapshots of all groups around the frame need.
+    """
+    needed = {(name_for_group(need.state.generation), need.group) for need in needs}
     entries = [entry for entry in ledger_in(revision).entries if entry.group in groups]
     return tuple(entry.name for entry in entries if (entry.name, entry.group) not in needed)
 
 
-def pinned_places(revision: Revision, pins: Sequence[Pin]) -> npt.NDArray[np.int64]:
-    """Load the pinned states that the frame does not keep itself, and return all entries in their indexes."""
-    places = [state.frame.offsets for _, state in pinned_states(revision, pins)]
-    return np.concatenate(places) if places else index.NO_OFFSETS
+def needed_offsets(revision: Revision, needs: Sequence[Need]) -> npt.NDArray[np.int64]:
+    """Load the needed states that the frame does not keep itself, and return all entries in their indexes."""
+    offsets = [state.frame.offsets for _, state in needed_states(revision, needs)]
+    return np.concatenate(offsets) if offsets else index.NO_OFFSETS
 
 
-def identities_of(store: Store) -> set[bytes]:
-    """Read the identities of the local groups around a frame."""
+def identities_of_groups(store: Store) -> set[bytes]:
+    """Read and return the identities of the local groups around a frame; a group without a commit has none yet."""
     identities = set()
     for url, _ in local_groups(store):
         manifest, _ = read_manifest(LocalStore(url), versioned=False)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import threads
-from b2array.catalog.needs import pinned_places, pins_of
+from b2array.catalog.needs import needed_offsets, needs_of_all_groups
 from b2array.catalog.owners import find_frame, load
 from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
@@ -700,9 +700,9 @@ def withdraw(store: Store, files: CreatedFiles) -> None:
         else:
             # An interrupted commit may have succeeded, and other writers may have committed on top of it.
             states = load_kept_states(current, ledger_in(current).entries)
-            pinned = pinned_places(current, pins_of(store))
+            in_snapshots = needed_offsets(current, needs_of_all_groups(store))
             indexes = [state.frame.offsets for state in (current, *states)]
-            needed = np.concatenate([pinned, *indexes])
+            needed = np.concatenate([in_snapshots, *indexes])
         store.withdraw(files.find_unused(needed))
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from b2array import threads
 from b2array.buffers import Buffer
-from b2array.catalog.needs import identities_of, pinned_states, pins_of, unneeded_names
+from b2array.catalog.needs import identities_of_groups, needed_states, needs_of_all_groups, unneeded_names
 from b2array.catalog.owners import ALONE, find_frame
 from b2array.commit.draft import Draft, discard
 from b2array.commit.frame_locks import makers_lock, manifests_lock, try_manifests_lock, writers_lock
@@ -208,9 +208,9 @@ def _change(draft: Draft) -> Revision:
             if intended.step == CommitStep.COMPACT and not draft.store.can.append:
                 warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
-                with _keep_pins(intended, draft, current) as kept:
-                    if kept is not None:
-                        return _carry_out(kept, draft, current)
+                with _make_safe(intended, draft, current) as safe:
+                    if safe is not None:
+                        return _carry_out_safe(safe, draft, current)
                 waits = True
             except ConflictError:
                 # A store without locks compares versions as it writes; without a newer state, no retry can help.
@@ -234,48 +234,50 @@ def frame_lock(draft: Draft) -> AbstractContextManager[object]:
         raise
 
 
-class _Kept(NamedTuple):
-    """A plan, and the states in the present file that snapshots of groups need.
+class _SafePlan(NamedTuple):
+    """A plan that loses no data of snapshots of groups, if a copy of the file keeps the right states.
 
-    `pinned` has the states that a copy of the file must keep, and `unpinned` the names of states that it may drop.
+    `needed` has the states that a copy of the file must keep as well, with entries for its ledger. `unneeded` has the
+    names of kept states that it may drop.
     """
 
     plan: Plan
-    pinned: Sequence[tuple[Kept, Revision]] = ()
-    unpinned: tuple[str, ...] = ()
+    needed: Sequence[tuple[Kept, Revision]] = ()
+    unneeded: tuple[str, ...] = ()
 
 
 @contextmanager
-def _keep_pins(intended: Plan, draft: Draft, current: Revision) -> Iterator[_Kept | None]:
+def _make_safe(intended: Plan, draft: Draft, current: Revision) -> Iterator[_SafePlan | None]:
     """Change a plan so that no snapshot of a group loses data. During the block, no writer can make a snapshot.
 
-    If the plan destroys bytes, this takes the free locks of the groups around the frame, and reads their manifests.
-    Yield None if the plan destroys bytes while another writer holds such a lock.
+    If the plan destroys bytes, this takes the free locks of the groups around the frame, and reads their manifests. It
+    warns if dead space must stay. Yield None if the plan destroys bytes while another writer holds such a lock.
+    FormatError, LimitError or UnsupportedError: a manifest, or a list of members, cannot be read.
     """
     if not (intended.destroys and draft.store.can.local):
-        yield _Kept(intended)
+        yield _SafePlan(intended)
         return
     with try_manifests_lock(draft.store) as is_alone:
-        pins, unreadable = [], None
+        needs, unreadable = [], None
         try:
-            pins = pins_of(draft.store) if is_alone else []
+            needs = needs_of_all_groups(draft.store) if is_alone else []
         except (FormatError, LimitError, UnsupportedError) as error:
             unreadable = error
-        if is_alone and not (pins or unreadable):
-            yield _Kept(intended, (), unneeded_names(current, (), identities_of(draft.store)))
+        if is_alone and not (needs or unreadable):
+            yield _SafePlan(intended, (), unneeded_names(current, (), identities_of_groups(draft.store)))
             return
-        other = make_plan(draft, current, pinned=True)
+        other = make_plan(draft, current, keep_file=True)
         if not other.destroys:
-            if intended.step == CommitStep.COMPACT and pins:
+            if intended.step == CommitStep.COMPACT and needs:
                 _warn_of_dead_space(draft.url)
-            yield _Kept(other)
+            yield _SafePlan(other)
         elif unreadable is not None:
             raise unreadable
         elif not is_alone:
             yield None
         else:
-            stale = unneeded_names(current, pins, identities_of(draft.store))
-            yield _Kept(other, pinned_states(current, pins), stale)
+            stale = unneeded_names(current, needs, identities_of_groups(draft.store))
+            yield _SafePlan(other, needed_states(current, needs), stale)
 
 
 @lru_cache(maxsize=1024)
@@ -287,11 +289,11 @@ def _warn_of_dead_space(url: str) -> None:
     )
 
 
-def _carry_out(kept: _Kept, draft: Draft, current: Revision) -> Revision:
+def _carry_out_safe(safe: _SafePlan, draft: Draft, current: Revision) -> Revision:
     """Publish a plan, or compact the frame if the plan says so; return the new state."""
-    if kept.plan.step == CommitStep.COMPACT:
-        return _compact(kept, draft, current)
-    return carry_out(kept.plan, draft, current)
+    if safe.plan.step == CommitStep.COMPACT:
+        return _compact(safe, draft, current)
+    return carry_out(safe.plan, draft, current)
 
 
 class Prepared(NamedTuple):
@@ -326,10 +328,10 @@ def stage(
         require_files(intended, draft)
         try:
             if current is None or not intended.destroys:
-                return _stage(_Kept(intended), draft, current, put)
-            with _keep_pins(intended, draft, current) as kept:
-                if kept is not None:
-                    return _stage(kept, draft, current, put)
+                return _stage(_SafePlan(intended), draft, current, put)
+            with _make_safe(intended, draft, current) as safe:
+                if safe is not None:
+                    return _stage(safe, draft, current, put)
         except ConflictError:
             if current is None or current.owner.load(current).generation == current.generation:
                 raise
@@ -337,7 +339,7 @@ def stage(
 
 
 def _stage(
-    kept: _Kept,
+    safe: _SafePlan,
     draft: Draft,
     current: Revision | None,
     put: Callable[[Iterable[Buffer]], object],
@@ -346,9 +348,9 @@ def _stage(
 
     The objects to which the new state refers are made first.
     """
-    intended = kept.plan
+    intended = safe.plan
     if intended.step == CommitStep.COMPACT and current is not None:
-        return _stage_compacted(kept, draft, current, put)
+        return _stage_compacted(safe, draft, current, put)
     make_objects(intended, draft)
     if intended.step == CommitStep.APPEND and current is not None:
         _append(intended, draft, current)
@@ -466,19 +468,19 @@ def _append(intended: Plan, draft: Draft, current: Revision) -> None:
 # Copying chunks.
 
 
-def _compact(kept: _Kept, draft: Draft, current: Revision) -> Revision:
+def _compact(safe: _SafePlan, draft: Draft, current: Revision) -> Revision:
     """Copy all chunks to a new file without dead space, replace the old file by it, and return the new state.
 
     If a chunk is damaged, this publishes the other plan instead, which keeps the old file; without one, it raises
     FormatError or SnapshotLostError.
     """
     try:
-        copy = whole(draft, current, kept.pinned, kept.unpinned)
+        copy = whole(draft, current, safe.needed, safe.unneeded)
     except (FormatError, SnapshotLostError):
-        if kept.plan.otherwise is None:
+        if safe.plan.otherwise is None:
             raise
         # A chunk that cannot be read must not prevent changes of the other chunks.
-        return carry_out(kept.plan.otherwise, draft, current)
+        return carry_out(safe.plan.otherwise, draft, current)
     try:
         intended = make_plan(copy, None)
         return carry_out(intended, copy, None)
@@ -488,13 +490,13 @@ def _compact(kept: _Kept, draft: Draft, current: Revision) -> Revision:
 
 
 def _stage_compacted(
-    kept: _Kept,
+    safe: _SafePlan,
     draft: Draft,
     current: Revision,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
     """Copy all chunks of a frame, `put` them as a new object without dead space, and return the new state."""
-    copy = whole(draft, current, kept.pinned, kept.unpinned)
+    copy = whole(draft, current, safe.needed, safe.unneeded)
     try:
         intended = make_plan(copy, None)
         put(pieces(intended, copy))

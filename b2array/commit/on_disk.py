@@ -28,7 +28,7 @@ from b2array.catalog.ledgers import MemberState, group_ledger
 from b2array.catalog.local_listing import find_paths, list_members, list_near
 from b2array.catalog.manifest import Kind, Manifest, PendingStep, RetiredFrame, is_embedded, staged_path
 from b2array.catalog.names_of_members import Members
-from b2array.catalog.needs import pins_in
+from b2array.catalog.needs import needs_of_group
 from b2array.catalog.owners import ALONE
 from b2array.catalog.redo import inspect_place, load_local_member
 from b2array.commit import unwritten
@@ -457,17 +457,17 @@ class Disk:
         revision = inspect_place(self.store.below(path)).frame
         if revision is None:
             return None
-        pins = pins_in(self.store, manifest, path, names)
-        if not pins:
+        needs = needs_of_group(self.store, manifest, path, names)
+        if not needs:
             return None
         frame = self._retired.get(path)
-        needed = {(entry.name, pin.state.generation) for pin in pins for entry in pin.entries}
+        needed = {(entry.name, need.state.generation) for need in needs for entry in need.entries}
         if frame is not None and needed <= {*frame.states}:
             return frame
         if frame is not None:
             del self._retired[path]
             remove_retired(self.store, frame.token)
-        frame = copy_states(self.store, revision, pins)
+        frame = copy_states(self.store, revision, needs)
         if frame is not None:
             self._retired[path] = frame
         return frame

@@ -93,8 +93,8 @@ class Facts:
         if one of them is lost, so that this is unknown.
     salt : bytes
         Random bytes that distinguish this commit from an equal commit.
-    pinned : bool
-        Whether to keep the present file if possible, because snapshots of a group need bytes in it.
+    keep_file : bool
+        Whether to append to the present file if possible, because snapshots of a group need bytes in it.
     """
 
     url: str
@@ -105,7 +105,7 @@ class Facts:
     unnoted: Mapping[int, int] = field(default_factory=dict)
     kept: tuple[State, ...] | None = ()
     salt: bytes = b""
-    pinned: bool = False
+    keep_file: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,14 +165,14 @@ def plan(change: ChangeSet, current: Revision | None, facts: Facts) -> Plan:
     # If all chunks are new, their file can replace the old one, and they are not written again after the old chunks.
     has_all = change.numbers.size == current.frame.nchunks
     refers_to_old = change.is_structural or (change.codes >= 0).any()
-    keeps_others = facts.pinned or bool(current.state.annotations.kept)
+    keeps_others = facts.keep_file or bool(current.state.annotations.kept)
     if has_all and not refers_to_old and not keeps_others and facts.header_room == len(current.header):
         intended = _pack_next(change, current, facts, CommitStep.REPLACE_FILE)
     else:
         intended = _pack_next(change, current, facts, CommitStep.APPEND)
         if change.compacts or not _fits(current, intended):
             return Plan(CommitStep.COMPACT)
-    is_rewritten = not facts.pinned and _is_mostly_dead(intended.require_state())
+    is_rewritten = not facts.keep_file and _is_mostly_dead(intended.require_state())
     return Plan(CommitStep.COMPACT, otherwise=intended) if is_rewritten else intended
 
 

@@ -40,8 +40,8 @@ __all__ = ["copy_frame", "make_objects", "make_plan", "observe", "pieces", "requ
 _SALT_NBYTES = 16
 
 
-def make_plan(draft: Draft, current: Revision | None, *, pinned: bool = False) -> Plan:
-    """Return the plan for committing a draft on top of the current state; see `Facts` for `pinned`.
+def make_plan(draft: Draft, current: Revision | None, *, keep_file: bool = False) -> Plan:
+    """Return the plan for committing a draft on top of the current state; see `Facts` for `keep_file`.
 
     This reads facts from the store, but writes nothing. The caller has encoded open chunks, and rebased the draft.
     ReadOnlyError: the draft changes the values of a column in a table of python-blosc2.
@@ -49,10 +49,10 @@ def make_plan(draft: Draft, current: Revision | None, *, pinned: bool = False) -
     change = draft.freeze()
     if change.changes_values:
         refuse_columns(draft.destination.place)
-    return plan(change, current, observe(change, current, draft, pinned=pinned))
+    return plan(change, current, observe(change, current, draft, keep_file=keep_file))
 
 
-def observe(change: ChangeSet, current: Revision | None, draft: Draft, *, pinned: bool = False) -> Facts:
+def observe(change: ChangeSet, current: Revision | None, draft: Draft, *, keep_file: bool = False) -> Facts:
     """Read the facts that `plan` needs from the store and the staging area, and choose a random salt."""
     store = draft.store
     return Facts(
@@ -64,7 +64,7 @@ def observe(change: ChangeSet, current: Revision | None, draft: Draft, *, pinned
         unnoted=_file_sizes(store, find_unnoted(change, current)),
         kept=_staying(change, current),
         salt=os.urandom(_SALT_NBYTES),
-        pinned=pinned,
+        keep_file=keep_file,
     )
 
 
@@ -123,17 +123,17 @@ def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator
 
 
 def whole(
-    draft: Draft, current: Revision, pinned: Sequence[tuple[Kept, Revision]] = (), unpinned: tuple[str, ...] = ()
+    draft: Draft, current: Revision, needed: Sequence[tuple[Kept, Revision]] = (), unneeded: tuple[str, ...] = ()
 ) -> Draft:
     """Begin a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
 
     The caller has encoded open chunks, and commits or aborts the new draft. The new file keeps the states of the old
-    file, except the `unpinned` ones and the ones that the draft drops, and also keeps the `pinned` states. FormatError
+    file, except the `unneeded` ones and the ones that the draft drops, and also keeps the `needed` states. FormatError
     or SnapshotLostError: a chunk or a kept state cannot be read.
     """
-    stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
+    stay = ledger_of(current.state).without((*draft.delta.drops, *unneeded)).entries
     states = load_kept_states(current.without_disk_cache(), stay)
-    kept = [*zip(stay, states, strict=True), *pinned]
+    kept = [*zip(stay, states, strict=True), *needed]
     whole = copy_frame(
         draft.reader(),
         draft.store,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from b2array.catalog.intact import find_state
 from b2array.catalog.manifest import RETIRED, RetiredFrame, retired_path
-from b2array.catalog.needs import Pin
+from b2array.catalog.needs import Need
 from b2array.commit.copied_states import KeptState
 from b2array.commit.frame_commit import commit
 from b2array.commit.leftovers import belongs
@@ -29,49 +29,53 @@ from b2array.store.base import Store
 __all__ = ["copy_states", "remove_retired", "retire"]
 
 
-def copy_states(group: Store, revision: Revision, pins: Sequence[Pin]) -> RetiredFrame | None:
-    """Copy the states of a member that snapshots need to a retired frame; None if snapshots need no state.
+def copy_states(group: Store, revision: Revision, needs: Sequence[Need]) -> RetiredFrame | None:
+    """Copy the states of a member that snapshots need to a new retired frame; None if none of them is in its frame.
 
-    An error names the snapshots that the user can drop to delete the member.
+    `revision` is the present state of the member. FormatError or SnapshotLostError: a state cannot be read. The error
+    names the snapshots that the user can drop to delete the member.
     """
     try:
-        states = _find_needed_states(revision, pins)
+        states = _find_needed_states(revision, needs)
         return retire(group, states) if states else None
     except (FormatError, SnapshotLostError) as error:
-        names = ", ".join(pin.title for pin in pins)
+        names = ", ".join(need.title for need in needs)
         raise prefix_error(
             f"{revision.url} cannot go: snapshots of the group need it, and cannot be copied; drop them first: {names}",
             error,
         ) from error
 
 
-def _find_needed_states(source: Revision, pins: Sequence[Pin]) -> list[Revision]:
+def _find_needed_states(source: Revision, needs: Sequence[Need]) -> list[Revision]:
     """Read the states in a member's frame that snapshots of the group need, and return them, the oldest first.
 
-    A state that several snapshots need appears once for each. A state of another frame, which this one has replaced, is
-    already lost. Raises the errors of `find_state`.
+    Each has the entry of its snapshot; a state that several snapshots need appears once for each. A state of another
+    frame, which this one has replaced, is already lost. Raises the errors of `find_state`.
     """
     entries: list[tuple[Kept, Revision]] = []
-    for pin in pins:
-        state = find_state(source, pin.state, pin.group, pin.title)
+    for need in needs:
+        state = find_state(source, need.state, need.group, need.title)
         if state is not None and state.at is not None:
             at = state.at
-            new = [_entry_of_snapshot(entry, at) for entry in pin.entries]
+            new = [_entry_of_snapshot(entry, at) for entry in need.entries]
             entries += [(entry, replace(state, at=entry)) for entry in new]
     entries.sort(key=lambda pair: pair[0].time)
     return [state for _, state in entries]
 
 
 def _entry_of_snapshot(entry: Kept, at: Kept) -> Kept:
-    """Return an entry for a state in a retired frame, with the name, time and message of the snapshot's `entry`."""
+    """Return the ledger entry of a state in a retired frame: `at`, with name, time and message of the snapshot `entry`.
+
+    `at` is the entry of the same state in the member's frame.
+    """
     return replace(at, name=entry.name, time=entry.time, message=entry.message)
 
 
 def retire(group: Store, states: Sequence[Revision]) -> RetiredFrame:
-    """Copy kept states of one member to a new retired frame; the caller lists it in the next manifest.
+    """Copy kept states of one member to a new retired frame, commit it, and return its token and what it contains.
 
-    The frame reaches the disk before this returns. It is sparse, so that python-blosc2 does not take it for a member.
-    FormatError says that a state is damaged.
+    The caller lists it in the next manifest. The frame reaches the disk before this returns. It is sparse, so that
+    python-blosc2 does not take it for a member. FormatError or SnapshotLostError: a state is damaged.
     """
     token = os.urandom(8).hex()
     path = retired_path(token)
@@ -88,7 +92,7 @@ def retire(group: Store, states: Sequence[Revision]) -> RetiredFrame:
 
 
 def remove_retired(group: Store, token: str) -> None:
-    """Remove a retired frame. If a part of it cannot be removed, `vacuum` tries again."""
+    """Remove the retired frame with a token, and ignore errors of the store: `vacuum` removes what remains."""
     # No snapshot needs the frame any more, so a leftover file does no harm.
     with suppress(OSError, B2ArrayError):
         group.below(retired_path(token)).remove(FRAME_NAME, belongs)

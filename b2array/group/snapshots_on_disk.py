@@ -19,7 +19,7 @@ from b2array.array.drafts import Kind
 from b2array.catalog.intact import find_intact_state, find_state
 from b2array.catalog.ledgers import MemberState
 from b2array.catalog.manifest import ARRAY, OTHER, is_embedded
-from b2array.catalog.needs import pins_in
+from b2array.catalog.needs import needs_of_group
 from b2array.catalog.owners import ALONE
 from b2array.commit.bare_chunks import give_checksums, lacks_checksums
 from b2array.commit.group_commit import GroupChange
@@ -149,8 +149,8 @@ def _is_pinned(view: GroupHome, path: str) -> bool:
     own = [entry for entry in ledger_in(latest).entries if not (entry.packed or entry.group)]
     if own:
         return False
-    pins = pins_in(view.store, view.load_manifest(), path)
-    states = [find_state(latest, pin.state, pin.group) for pin in pins]
+    needs = needs_of_group(view.store, view.load_manifest(), path)
+    states = [find_state(latest, need.state, need.group) for need in needs]
     return any(state is not None and state.frame.nchunks for state in states)
 
 

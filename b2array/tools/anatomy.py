@@ -19,7 +19,7 @@ import numpy as np
 
 from b2array.bloscpack.blp_header import HEADER_FIELDS, META_FIELDS, META_HEADER_LEN, VERSION1_FIELDS, digest_size
 from b2array.bloscpack.reader import Reader
-from b2array.catalog.needs import pinned_states, pins_of
+from b2array.catalog.needs import needed_states, needs_of_all_groups
 from b2array.codec.chunk import Context
 from b2array.codec.chunk_header import FIELDS as CHUNK_FIELDS
 from b2array.codec.chunk_header import ChunkHeader, HeaderField, Special
@@ -238,8 +238,8 @@ def _snapshots_nbytes(revision: Revision) -> int:
     states = load_kept_states(revision, entries)
     # If the group's list of snapshots is damaged, the member's own snapshots are still counted.
     with suppress(B2ArrayError):
-        pins = pins_of(revision.store)
-        states += [state for _, state in pinned_states(revision, pins)]
+        needs = needs_of_all_groups(revision.store)
+        states += [state for _, state in needed_states(revision, needs)]
     for each in states:
         places, first = np.unique(each.frame.offsets, return_index=True)
         is_alone = (places >= 0) & ~np.isin(places, seen)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from b2array.catalog.group_places import group_of
 from b2array.catalog.manifest import Row
-from b2array.catalog.needs import pinned_states, pins_of
+from b2array.catalog.needs import needed_states, needs_of_all_groups
 from b2array.catalog.owners import ALONE, BucketMember, find_damage, load, load_revision
 from b2array.commit import edits
 from b2array.commit.changes import copy_for_changes
@@ -315,11 +315,11 @@ def _write(
 ) -> None:
     version = revision.version
     # States that snapshots of a group need may be intact even if the frame has lost its identity.
-    pinned = pinned_states(revision, pins_of(store), is_same=True)
+    needed = needed_states(revision, needs_of_all_groups(store), is_same=True)
     if not revision.sparse:
         entries = ledger_of(revision.state).entries
         states = [KeptState(entry, state) for entry in entries for state in _readable(revision, entry)]
-        states += [KeptState(entry, state) for entry, state in pinned if _is_intact(state)]
+        states += [KeptState(entry, state) for entry, state in needed if _is_intact(state)]
         whole = copy_frame(
             revision,
             store,
@@ -337,9 +337,9 @@ def _write(
         kept = ledger_of(revision.state).suspect_all().pack()
     # The tables of sizes and checksums are rebuilt from the findings, and `next` from the files.
     annotations = replace(revision.state.annotations, next=None, sizes=None, records=None, kept=kept)
-    if pinned:
+    if needed:
         # The identity links the snapshots to the frame; the additional takeover makes readers check their chunks.
-        noted = [state.state.annotations for _, state in pinned]
+        noted = [state.state.annotations for _, state in needed]
         takeovers = 1 + max(each.takeovers for each in (annotations, *noted))
         annotations = replace(annotations, identity=noted[0].identity, takeovers=takeovers)
     state = copy_for_changes(revision.state).with_annotations(annotations)
@@ -347,7 +347,7 @@ def _write(
     for n in findings.checked:
         state.sizes[n] = sizes_row(findings.heads[n], width)
         state.records[n] = findings.records[n]
-    draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version, is_same=bool(pinned))
+    draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version, is_same=bool(needed))
     # No new chunk may reuse the name of an existing file, even if no index refers to the file.
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     highest = max([-1, *numbers, *revision.frame.offsets.tolist()])

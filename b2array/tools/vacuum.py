@@ -17,7 +17,7 @@ import numpy as np
 from b2array.array.schunk import schunk_at
 from b2array.catalog.group_places import group_of
 from b2array.catalog.manifest import MANIFEST, RETIRED, own_files
-from b2array.catalog.needs import identities_of, pinned_places, pins_of, unneeded_names
+from b2array.catalog.needs import identities_of_groups, needed_offsets, needs_of_all_groups, unneeded_names
 from b2array.catalog.owners import BucketMember, load, load_published
 from b2array.catalog.redo import read_member
 from b2array.commit import journals
@@ -197,7 +197,7 @@ def _drop_unpinned(store: Store) -> None:
         return
     if not revision.sparse:
         return
-    names = unneeded_names(revision, pins_of(store), identities_of(store))
+    names = unneeded_names(revision, needs_of_all_groups(store), identities_of_groups(store))
     if not names:
         return
     draft = Draft(store, revision, locked=True)
@@ -304,7 +304,7 @@ def _removable(store: Store, seconds: float) -> _There:
         needed = {object_name(entry.place) for entry in entries}
         kept_snapshots = load_kept_states(revision, entries)
         numbers += [state.frame.offsets for state in (revision, *kept_snapshots)]
-        numbers.append(pinned_places(revision, pins_of(store)))
+        numbers.append(needed_offsets(revision, needs_of_all_groups(store)))
     unneeded_states = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
     orphans = journals.find_orphans(store, files, np.concatenate(numbers))
     return _There(revision, journals.find_leftovers(store, files) | unneeded_states | orphans)

@@ -21,7 +21,7 @@ from b2array.array.schunk import SChunk
 from b2array.catalog.intact import find_state
 from b2array.catalog.ledgers import MemberState, group_ledger, lists
 from b2array.catalog.manifest import Manifest, is_embedded, name_of, retired_path
-from b2array.catalog.needs import pinned_states, pins_of
+from b2array.catalog.needs import needed_states, needs_of_all_groups
 from b2array.catalog.owners import BucketMember, find_damage, load
 from b2array.catalog.redo import read_member
 from b2array.codec import decode
@@ -583,20 +583,20 @@ def _inspect_kept(
     states: list[tuple[Kept, Revision | None]] = [(entry, None) for entry in entries]
     # The result of the group reports damaged lists.
     with suppress(B2ArrayError):
-        states += pinned_states(revision, pins_of(revision.store))
+        states += needed_states(revision, needs_of_all_groups(revision.store))
     findings.count = len(states)
     if not states:
         return findings
     # Most chunks of a snapshot are chunks of the latest state as well, and have been looked at.
     seen = set(revision.frame.offsets.tolist())
-    for entry, pinned in states:
+    for entry, needed in states:
         has_object = revision.sparse and not entry.packed
         name = object_name(entry.place) if has_object else revision.name
         findings.objects.add(name)
         if not revision.sparse and not entry.packed:
             findings.live += entry.nbytes
         try:
-            state = load_kept_states(revision, [entry])[0] if pinned is None else pinned
+            state = load_kept_states(revision, [entry])[0] if needed is None else needed
         except (FormatError, SnapshotLostError, UnsupportedError) as error:
             findings.problems.append(Problem("snapshot", None, name, str(error)))
             continue
