@@ -36,9 +36,9 @@ from b2array.frame.revision import Revision
 from b2array.store.base import Store, Version, attempts, too_many_conflicts
 
 __all__ = [
+    "Attempt",
     "Committed",
     "GroupChange",
-    "Held",
     "Locks",
     "Medium",
     "MemberChange",
@@ -153,23 +153,24 @@ class GroupChange:
     is_unknown: bool = False
 
     def note_unknown(self) -> None:
-        """Note that the manifest may refer to the files of this commit."""
+        """Note that nobody knows if the commit has happened, so that its files stay: the manifest may refer to them."""
         self.is_unknown = True
 
     def find_written(self) -> None:
-        """Find the members that the commit writes, and note them in `written` and `new`."""
+        """Find the members that the commit writes, and set `written` and `new`."""
         members = sorted(self.members.items())
         self.written = {path: member for path, member in members if member.draft.changed}
         self.new = {path: member.name for path, member in members if member.draft.base is None}
 
     def new_names(self) -> set[str]:
-        """Return the names of new members that replace no deleted member."""
+        """Return the names of new members, except names that the transaction has freed by deleting a member."""
         return {*self.new.values()} - self.removed.keys()
 
-    def only_read(self) -> set[str]:
-        """Return the paths of members that the transaction has read, and that the commit does not write.
+    def must_be_unchanged(self) -> set[str]:
+        """Return the paths of members that no other writer may have changed, although the commit does not write them.
 
-        Deleted members count. Members that were copied, to be deleted, count even if the transaction is not explicit.
+        In an explicit transaction, these are the members that it has read. In any transaction, they are the members
+        that were copied to another name and will be deleted.
         """
         changed = self.written.keys() - self.new.keys()
         read = {*self.read} if self.explicit else set[str]()
@@ -203,7 +204,7 @@ class GroupChange:
 
     def _require_unchanged(self, facts: PresentMembers) -> None:
         """Raise ConflictError if another writer has changed or deleted a member that was only read or copied."""
-        for path in sorted(self.only_read()):
+        for path in sorted(self.must_be_unchanged()):
             copied = self.moved.get(path)
             state = self.read[path] if copied is None else copied
             if facts.states.get(path) == state:
@@ -226,10 +227,11 @@ class GroupChange:
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"another writer was faster: {error}") from None
 
-    def onto(self, before: Manifest, staged: StagedCommit) -> tuple[Manifest, dict[str, bytes]]:
-        """Return the manifest that the commit writes, and the objects that it refers to, by name.
+    def manifest_after(self, before: Manifest, staged: StagedCommit) -> tuple[Manifest, dict[str, bytes]]:
+        """Return the manifest that the commit writes on top of `before`, and the objects that it refers to, by name.
 
-        Lists of the members in a snapshot are such objects if they are too long for the manifest.
+        The objects are lists of the members in a snapshot that are too long for the manifest. ConflictError: another
+        writer has made a snapshot with the name of a new one.
         """
         after = replace(before, number=before.number + 1, identity=before.identity or self.identity)
         if before.rows is None:
@@ -250,7 +252,10 @@ class GroupChange:
         return replace(after, kept=kept, retired=retired), lists
 
     def _with_rows(self, after: Manifest, staged: StagedCommit) -> Manifest:
-        """Return a manifest with the rows of the new revisions, and without the rows of deleted members."""
+        """Return a manifest with the rows of the new revisions, and without the rows of deleted members.
+
+        Its `gone` gets the chunk numbers of deleted members, and of paths at which only snapshots have chunks.
+        """
         rows = dict(after.rows or {})
         gone = dict(after.gone)
         for name in self.removed:
@@ -266,7 +271,10 @@ class GroupChange:
         return replace(after, rows=dict(sorted(rows.items())), gone=gone)
 
     def _with_summaries(self, after: Manifest, staged: StagedCommit) -> Manifest:
-        """Return a manifest with summaries of the new states."""
+        """Return a manifest with summaries of the new states, and without summaries of deleted members.
+
+        In a local group without summaries, it gets some only if the transaction is explicit and the group is small.
+        """
         if after.rows is not None:
             records: dict[str, Record | None] = {
                 path: summary.pack(state, header) for path, (state, header) in staged.states.items()
@@ -289,18 +297,18 @@ class GroupChange:
     def listed_after(self) -> Members:
         """Return the members after the commit, given the list that the transaction began with."""
         members = self.listed.copy()
-        self.list_in(members)
+        self.apply_to(members)
         return members
 
-    def list_in(self, members: Members) -> None:
-        """Remove deleted members from a list of the group's members, and add new ones."""
+    def apply_to(self, members: Members) -> None:
+        """Remove the deleted members from a list of the group's members, and add the new ones, in place."""
         for name in self.removed:
             members.remove(name)
         for path, name in self.new.items():
             members.add(name, path)
 
     def next_note(self, path: str) -> GroupCommit:
-        """Return the note for a member of a commit on top of the manifest that the transaction began with."""
+        """Return the note for the member at a path, if this is the first commit since the transaction began."""
         return GroupCommit(self.identity, self.begun.number + 1, path)
 
 
@@ -317,9 +325,9 @@ class PresentMembers:
     Parameters
     ----------
     states : mapping of str to str
-        The present generations of the members that the transaction has only read or copied, by path.
+        The present generations of the members that `GroupChange.must_be_unchanged` returns, by path.
     near : Members
-        The members that may exclude the names of new members.
+        The members that have the names of new members, or are around or below them: a new name must not be there.
     members : mapping of str to str, optional
         The present members, for a new snapshot.
     """
@@ -356,8 +364,8 @@ class StagedCommit:
 
 
 @dataclass(slots=True)
-class Held:
-    """What one attempt at a commit works on.
+class Attempt:
+    """One attempt at a commit of a group, which another attempt follows if another writer is faster.
 
     Parameters
     ----------
@@ -368,9 +376,9 @@ class Held:
     facts : PresentMembers
         What was read for the checks.
     locks : Locks
-        The locks that the attempt holds, besides the lock of the manifest.
+        The locks of members that the attempt holds, besides the lock of the manifest.
     staged : StagedCommit
-        What was written for the commit.
+        What was written for the commit; `Medium.stage` fills it.
     """
 
     before: Manifest
@@ -411,28 +419,43 @@ class Medium(Protocol):
         """The store of the group."""
 
     def complete(self, change: GroupChange) -> None:
-        """Do what takes long and needs no lock: encode open chunks, and write new members if they wait in a place."""
+        """Do what takes long and needs no lock: encode open chunks; on a local disk, write new members as well."""
 
-    def look(self, change: GroupChange, locks: Locks) -> Held:
-        """Lock members where the storage has locks; read the manifest, and what `GroupChange.require_fit` needs."""
+    def begin_attempt(self, change: GroupChange, locks: Locks) -> Attempt:
+        """Begin an attempt: read the manifest, and read what `GroupChange.require_fit` needs.
 
-    def stage(self, change: GroupChange, holding: Held) -> None:
-        """Adopt the members that the change names; write their next states where no reader of the group looks."""
+        On a local disk, first take the pending steps of earlier commits, and lock the members; append the locks to
+        `locks`, which the caller releases. In an object store, first write a manifest with rows if there is none.
+        Overtaken: another writer has just written one.
+        """
 
-    def unstage(self, holding: Held) -> None:
+    def stage(self, change: GroupChange, attempt: Attempt) -> None:
+        """Adopt the members that the change names; write their next states where no reader of the group looks.
+
+        This enters the new states in `attempt.staged`.
+        """
+
+    def unstage(self, attempt: Attempt) -> None:
         """Remove what `stage` has written, as far as possible, because the attempt has failed."""
 
     def forget(self, path: str, member: MemberChange) -> None:
-        """Remove the files in which a new member waits, as far as possible, because it was given up."""
+        """Remove the files in which the new member at a path waits, as far as possible, because it was given up."""
 
     def discard(self, change: GroupChange) -> None:
         """Remove what `complete` has written for snapshots, as far as possible, because the commit was given up."""
 
-    def write(self, change: GroupChange, holding: Held, after: Manifest, objects: Mapping[str, bytes]) -> None:
-        """Commit: write the objects that the manifest names, and then the manifest; note it in `change.committed`."""
+    def write(self, change: GroupChange, attempt: Attempt, after: Manifest, objects: Mapping[str, bytes]) -> None:
+        """Commit: write the `objects` that the manifest `after` names, and then the manifest; set `change.committed`.
 
-    def publish(self, change: GroupChange, holding: Held) -> Committed:
-        """Give each member its new state in its usual place. Errors of the store are ignored: the commit stands."""
+        Overtaken: another writer was faster.
+        """
+
+    def publish(self, change: GroupChange, attempt: Attempt) -> Committed:
+        """Give each member its new state in its usual place, and return the result of the commit.
+
+        This also removes what only deleted members or dropped snapshots needed. It ignores errors of the store: the
+        commit stands.
+        """
 
 
 def commit_group(medium: Medium, change: GroupChange) -> Committed:
@@ -467,18 +490,21 @@ def commit_group(medium: Medium, change: GroupChange) -> Committed:
 
 
 def _try_commit(medium: Medium, change: GroupChange, locks: Locks) -> Committed:
-    """Try once to commit, under the lock of the manifest if there is one; raise Overtaken to try again."""
-    holding = medium.look(change, locks)
-    change.require_fit(holding.before, holding.facts)
+    """Try once to commit, and publish the members; Overtaken: try again on top of another writer's commit.
+
+    The caller holds the lock of the manifest, if there is one, and releases the locks that this adds to `locks`.
+    """
+    attempt = medium.begin_attempt(change, locks)
+    change.require_fit(attempt.before, attempt.facts)
     # The first commit of another writer may have given the group its identity meanwhile.
-    change.identity = holding.before.identity or change.identity
+    change.identity = attempt.before.identity or change.identity
     try:
-        medium.stage(change, holding)
-        after, objects = change.onto(holding.before, holding.staged)
-        medium.write(change, holding, after, objects)
+        medium.stage(change, attempt)
+        after, objects = change.manifest_after(attempt.before, attempt.staged)
+        medium.write(change, attempt, after, objects)
     except BaseException:
         if change.committed is None and not change.is_unknown:
-            medium.unstage(holding)
+            medium.unstage(attempt)
         raise
     # Before the locks are free: another writer could change a member, and this writer would then undo that change.
-    return medium.publish(change, holding)
+    return medium.publish(change, attempt)

@@ -31,9 +31,9 @@ from b2array.catalog.owners import BucketMember, load_member
 from b2array.commit import unwritten
 from b2array.commit.draft import Draft, rise_above
 from b2array.commit.group_commit import (
+    Attempt,
     Committed,
     GroupChange,
-    Held,
     Locks,
     MemberChange,
     Overtaken,
@@ -98,10 +98,7 @@ def map_concurrently(
     function: Callable[[T], R],
     items: Collection[T],
 ) -> list[R]:
-    """Call a function for each item, and return the results in order; several calls run at a time.
-
-    Most calls wait for requests.
-    """
+    """Call a function for each item in threads, up to 16 at a time, and return the results in order."""
     width = min(len(items), _AT_ONCE)
     return list(threads.ahead(function, list(items), max(1, width)))
 
@@ -123,7 +120,7 @@ class _Revised:
     identity : str
         The identity of the group.
     base : str
-        The revision that this revision replaces; "" for a new member.
+        The generation that this revision replaces; "" for a new member.
     stored : Version, optional
         The version of the object with the index.
     published : Version, optional
@@ -171,10 +168,12 @@ class Bucket:
         """Encode open chunks."""
         map_concurrently(lambda member: unwritten.complete(member.draft), change.written.values())
 
-    def look(self, change: GroupChange, locks: Locks) -> Held:  # noqa: ARG002
-        """Read the manifest, unless the attempt is the first one; if it has no rows, write it with rows first.
+    def begin_attempt(self, change: GroupChange, locks: Locks) -> Attempt:  # noqa: ARG002
+        """Find out the manifest before the commit; if it has no rows or no identity, write one with both first.
 
-        Overtaken: another writer has written the manifest with rows first.
+        The first attempt takes the manifest that the transaction began with, unless the store has locks. Without rows,
+        this lists the files of the group. Overtaken: another writer has replaced the manifest first. ConflictError:
+        another group is in the place now, or a member to change is missing.
         """
         # Under a lock, no writer can replace the manifest after it was read. Without one, the conditional write fails
         # if the manifest of the start is out of date: so most commits do not read it again.
@@ -195,33 +194,35 @@ class Bucket:
             except ConflictError:
                 raise Overtaken from None
             before, version = self._known.last_seen()
-        return Held(before, version, _find_facts(change, before), [])
+        return Attempt(before, version, _find_facts(change, before), [])
 
     # Staging.
 
-    def stage(self, change: GroupChange, holding: Held) -> None:
-        """Adopt members that note no group yet, rebase the drafts, and write the new revisions.
+    def stage(self, change: GroupChange, attempt: Attempt) -> None:
+        """Adopt members that note no group yet, rebase the drafts, and write the new revisions; publish new members.
 
-        Revisions that an earlier attempt has prepared for the same rows stay. ConflictError: another writer has changed
-        the same chunks, or files were removed.
+        This enters rows and states in `attempt.staged`. Revisions that an earlier attempt has prepared for the same
+        rows stay. ConflictError: another writer has changed the same chunks, or files were removed. FileExistsError: a
+        frame that is not a member occupies the place of a new member.
         """
-        self._adopt(change, holding.before)
+        self._adopt_unwritten(change, attempt.before)
         members = {member.name: (path, member) for path, member in change.written.items()}
         self._revised = {name: revised for name, revised in self._revised.items() if name in members}
-        ready = {name for name, revised in self._revised.items() if revised.still_fits(holding.before)}
+        ready = {name for name, revised in self._revised.items() if revised.still_fits(attempt.before)}
         for name in ready:
             require_files(self._revised[name].plan, members[name][1].draft)
         waiting = [name for name in members if name not in ready]
-        revised = map_concurrently(lambda name: self._revise(holding.before, *members[name]), waiting)
+        revised = map_concurrently(lambda name: self._revise(attempt.before, *members[name]), waiting)
         self._revised.update(zip(waiting, revised, strict=True))
         for name, each in self._revised.items():
-            holding.staged.rows[name] = each.row
-            holding.staged.states[each.row.path] = each.plan.require_state(), each.plan.header
+            attempt.staged.rows[name] = each.row
+            attempt.staged.states[each.row.path] = each.plan.require_state(), each.plan.header
 
-    def _adopt(self, change: GroupChange, manifest: Manifest) -> None:
-        """Commit a note of the group to members that the commit names but does not write, unless they note it already.
+    def _adopt_unwritten(self, change: GroupChange, manifest: Manifest) -> None:
+        """Adopt the members that the commit names but does not write, unless they note their group already.
 
-        ConflictError: a member that was read or moved has changed since.
+        This puts the new states into `change.unadopted`. Deleted members are adopted as well. ConflictError: a member
+        that was read or moved has changed since.
         """
         rows = manifest.rows or {}
         removed = {*change.removed.values()}
@@ -231,11 +232,11 @@ class Bucket:
             if is_written or row is None or row.generation or _is_adopted(state, manifest, row):
                 continue
             # A later attempt at the commit must know the state that this one has made.
-            change.unadopted[path] = _adopt(state, GroupCommit(manifest.identity, 0, row.path))
+            change.unadopted[path] = _write_adoption(state, GroupCommit(manifest.identity, 0, row.path))
         self._adopt_removed([path for path in removed if path not in change.unadopted], manifest)
 
     def _adopt_removed(self, paths: Collection[str], manifest: Manifest) -> None:
-        """Commit a note of the group to members that the commit deletes or replaces, unless they note it already.
+        """Adopt the members at `paths`, which the commit deletes or replaces, unless they note their group already.
 
         Another writer may have opened such a member by its URL. Without the note, its next commit would be acknowledged
         and then lost; and if this writer were killed after the commit, the member could still be opened by its URL.
@@ -252,10 +253,11 @@ class Bucket:
         map_concurrently(adopt, [name for name in names if name in rows and not rows[name].generation])
 
     def _revise(self, manifest: Manifest, path: str, member: MemberChange) -> _Revised:
-        """Rebase a draft, write its revision where no reader looks yet, and return it.
+        """Rebase the draft of the member at a path, write its revision where no reader looks yet, and return it.
 
         The draft notes the commit. A contiguous member is written as a whole, after copying its chunks. A new member is
-        also published. ConflictError: files of new chunks were removed.
+        also published. ConflictError: another writer has changed the same chunks, or files of new chunks were removed.
+        FileExistsError: another frame occupies the place of a new member.
         """
         draft, group = member.draft, self.store
         row = (manifest.rows or {}).get(member.name)
@@ -285,7 +287,7 @@ class Bucket:
         stored = create_under_own_name(store_of_revision(group, new_row), name, pieces(next_plan, source))
         return _Revised(draft, source, next_plan, new_row, manifest.identity, base, stored, published)
 
-    def unstage(self, holding: Held) -> None:
+    def unstage(self, attempt: Attempt) -> None:
         """Remove nothing: requests may still be under way, and `vacuum` removes what no manifest names."""
 
     def forget(self, path: str, member: MemberChange) -> None:
@@ -296,8 +298,12 @@ class Bucket:
 
     # The commit.
 
-    def write(self, change: GroupChange, holding: Held, after: Manifest, objects: Mapping[str, bytes]) -> None:
-        """Write the lists that the manifest names, and then the manifest. Overtaken: another writer was faster."""
+    def write(self, change: GroupChange, attempt: Attempt, after: Manifest, objects: Mapping[str, bytes]) -> None:
+        """Write the lists that the manifest names, and then the manifest, and set `change.committed` to the stored one.
+
+        If nobody knows whether the manifest was written, the drafts keep their files. Overtaken: another writer was
+        faster.
+        """
         for name, content in objects.items():
             create_under_own_name(self.store, name, content)
 
@@ -308,17 +314,20 @@ class Bucket:
                 member.draft.staging.files.is_needed = True
 
         try:
-            change.committed = replace_manifest(self._known, after, holding.version, is_commit=True, keep=keep)
+            change.committed = replace_manifest(self._known, after, attempt.version, is_commit=True, keep=keep)
         except ConflictError:
             raise Overtaken from None
 
     # Publishing.
 
-    def publish(self, change: GroupChange, holding: Held) -> Committed:
-        """Publish the new revisions that the manifest still lists; remove the published indexes of deleted members."""
+    def publish(self, change: GroupChange, attempt: Attempt) -> Committed:
+        """Publish the new revisions that the manifest still lists, and return the result of the commit.
+
+        Remove the published indexes of deleted members, and abort the drafts with copies of contiguous members.
+        """
         newest, version = self._known.last_seen()
         names = {*change.removed, *self._revised}
-        remove_published(self.store, holding.before, newest, names)
+        remove_published(self.store, attempt.before, newest, names)
         revised = list(self._revised.values())
         states = map_concurrently(partial(self._publish_one, newest), revised)
         for each in revised:
@@ -328,7 +337,10 @@ class Bucket:
         return Committed(newest, version, by_path)
 
     def _publish_one(self, newest: Manifest, revised: _Revised) -> Revision:
-        """Publish a revision if the manifest still lists it, and return the new state of the member."""
+        """Publish a revision if the `newest` manifest still lists it, and return the new state of the member.
+
+        Errors of the store are ignored. A new member was published before the commit.
+        """
         row, name = revised.row, name_of(revised.row.path)
         version = revised.published
         row_now = (newest.rows or {}).get(name)
@@ -353,10 +365,10 @@ class Bucket:
 
 
 def _find_facts(change: GroupChange, before: Manifest) -> PresentMembers:
-    """Return what the checks of a change need, from the rows of the manifest before the commit."""
+    """Return what the checks of a change need, from the rows of the manifest before the commit; read nothing."""
     rows = before.rows or {}
     states = {}
-    for path in change.only_read():
+    for path in change.must_be_unchanged():
         row = rows.get(name_of(path))
         if row is not None and row.path == path:
             states[path] = row.generation
@@ -381,7 +393,7 @@ def _require_listed(change: GroupChange, manifest: Manifest) -> None:
 
 
 def _rebase_and_adopt(member: BucketMember, draft: Draft, manifest: Manifest) -> None:
-    """Put the changes of a draft on top of the listed state of its member; adopt the member if it notes no group.
+    """Load the listed state of a member, and put the changes of a draft on top of it; adopt the member if necessary.
 
     ConflictError: another writer has changed the same chunks, or the member is gone.
     """
@@ -407,16 +419,17 @@ def _adopt_latest(
     manifest: Manifest,
     draft: Draft | None = None,
 ) -> None:
-    """Adopt the latest state of a member without a revision, and put the changes of the draft, if any, on top of it.
+    """Adopt a member that has no revision yet, and put the changes of the draft, if any, on top of its new state.
 
-    ConflictError: another writer has changed the same chunks.
+    `current` is its state as the caller knows it; if another writer was faster, this loads the newer state. If the
+    member notes its group already, this does nothing. ConflictError: another writer has changed the same chunks.
     """
     row = (manifest.rows or {})[member.name]
     for _ in attempts(current.store):
         if _is_adopted(current, manifest, row):
             return
         try:
-            adopted = _adopt(current, GroupCommit(manifest.identity, 0, row.path))
+            adopted = _write_adoption(current, GroupCommit(manifest.identity, 0, row.path))
         except ConflictError:
             # Another writer was faster: adopt the new state.
             current = load_member(member, manifest)
@@ -429,11 +442,12 @@ def _adopt_latest(
     raise too_many_conflicts(current.store)
 
 
-def _adopt(current: Revision, note: GroupCommit) -> Revision:
-    """Replace the published index of a frame by an equal one that notes its group, and return the new state.
+def _write_adoption(current: Revision, note: GroupCommit) -> Revision:
+    """Replace the published index of a frame by an equal one that has the note of its group; return the new state.
 
-    A writer that opened the frame earlier then fails to replace the index, and learns that the group exists. All chunks
-    stay in their places, because the caller's draft may refer to them. ConflictError: another writer was faster.
+    A contiguous frame is written again as a whole, because an object store cannot change a part of an object. A writer
+    that opened the frame earlier then fails to replace the index, and learns that the group exists. All chunks stay in
+    their places, because the caller's draft may refer to them. ConflictError: another writer was faster.
     """
     draft = Draft(current.store, current)
     try:
@@ -469,7 +483,7 @@ def _adopt(current: Revision, note: GroupCommit) -> Revision:
 
 
 def _with_published(owner: Owner, version: Version | None) -> Owner:
-    """Return the owner of a member, which then knows the version of the published index."""
+    """Return the owner of a member with the version of the published index; return other owners unchanged."""
     return replace(owner, published=version) if isinstance(owner, BucketMember) else owner
 
 
@@ -487,9 +501,10 @@ def write_earlier_revision(
     state: State,
     note: GroupCommit,
 ) -> Row:
-    """Write the index of an earlier state, whose chunks the draft of a new frame has copied; return a row for it.
+    """Write the revision of an earlier state, whose chunks the draft of a new frame has copied; return a row for it.
 
-    The manifest does not list the row. A snapshot in the copy of a group names such revisions.
+    The manifest does not list the row. A snapshot in the copy of a group names such revisions. `path` is the member's
+    path in the copy, and `note` the note of that group.
     """
     change = draft.freeze()
     if change.new is None:
@@ -517,16 +532,16 @@ def write_earlier_revision(
         drops=(),
     )
     next_plan = plan(alone, None, observe(alone, None, draft))
-    revision = next_plan.require_state().frame.fingerprint.hex()
+    generation = next_plan.require_state().frame.fingerprint.hex()
     following = draft.staging.next if draft.sparse else 0
-    row = Row(path, revision, draft.sparse, note.number, following)
-    name = index_name(revision) if row.sparse else ""
+    row = Row(path, generation, draft.sparse, note.number, following)
+    name = index_name(generation) if row.sparse else ""
     create_under_own_name(store_of_revision(group, row), name, pieces(next_plan, draft))
     return row
 
 
 def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
-    """Return the first number that no chunk file at a path has ever had."""
+    """Return the first number that no chunk file at a path has ever had, counting the new files of a draft."""
     row = (manifest.rows or {}).get(name_of(path))
     numbers = [manifest.gone.get(path, 0)]
     if row is not None and row.path == path:

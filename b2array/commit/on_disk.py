@@ -35,7 +35,7 @@ from b2array.commit import unwritten
 from b2array.commit.bare_chunks import lacks_checksums
 from b2array.commit.draft import Draft
 from b2array.commit.frame_commit import Prepared, commit, stage
-from b2array.commit.group_commit import Committed, GroupChange, Held, Locks, MemberChange, Overtaken, PresentMembers
+from b2array.commit.group_commit import Attempt, Committed, GroupChange, Locks, MemberChange, Overtaken, PresentMembers
 from b2array.commit.leftovers import discard
 from b2array.commit.manifest_writes import write_manifest
 from b2array.commit.outcomes import create_under_own_name
@@ -86,8 +86,8 @@ class Disk:
     def complete(self, change: GroupChange) -> None:
         """Copy states that snapshots need, encode open chunks, and commit new members next to their paths.
 
-        This precedes the locks because it takes long. ConflictError: a member to change is gone. RuntimeError: this
-        thread holds the lock of a member.
+        This precedes the locks because it takes long. Each new member gets its frame in `MemberChange.made`.
+        ConflictError: a member to change is gone. RuntimeError: this thread holds the lock of a member.
         """
         if paths := locks_below(self.store.url):
             raise RuntimeError(
@@ -110,24 +110,25 @@ class Disk:
                     raise moved_away(member.draft.store.url) from None
 
     def _force_new(self, path: str, member: MemberChange) -> None:
-        """Force the frame of a new member, in its place next to the path, and the name of the frame to the disk."""
+        """Force the frame of a new member, which waits next to its path, and the name of that frame to the disk."""
         self.store.below(staged_path(path, member.token, sparse=False)).force()
         outer = path.rpartition("/")[0]
         (self.store.below(outer) if outer else self.store).force()
 
     # Under the lock of the manifest.
 
-    def look(self, change: GroupChange, locks: Locks) -> Held:
+    def begin_attempt(self, change: GroupChange, locks: Locks) -> Attempt:
         """Read the manifest, take the steps that are pending, lock the members, and read what the checks need.
 
-        ConflictError: a member is gone.
+        The members are the ones that the commit changes, and the ones that must be unchanged. Their locks are appended
+        to `locks`. ConflictError: a member, or the directory of the group, is gone.
         """
         before, version = read_manifest(self.store)
         self._require_same_directory()
         self._left = publish_pending(self.store, before).left if before.pending else {}
         self._prepared, self._locked = {}, set()
         old = change.written.keys() - change.new.keys()
-        read = change.only_read()
+        read = change.must_be_unchanged()
         # All writers take locks in one order, so that none of them waits for another in a circle.
         for path in sorted(old | read):
             member = change.members.get(path)
@@ -136,7 +137,7 @@ class Disk:
                 self._lock(path, store, inspect_place(store).name or "", locks)
             else:
                 self._lock(path, member.draft.store, member.draft.name, locks)
-        return Held(before, version, self._find_facts(change, before, read), locks)
+        return Attempt(before, version, self._find_facts(change, before, read), locks)
 
     def _require_same_directory(self) -> None:
         """Raise ConflictError if the directory of the group was deleted or renamed since the transaction began."""
@@ -148,7 +149,10 @@ class Disk:
             raise another_group(self.store.url)
 
     def _lock(self, path: str, store: Store, name: str, locks: Locks) -> None:
-        """Take the lock of a member whose header is in the object `name`; ConflictError if the member is gone."""
+        """Take the lock of a member, unless this attempt holds it, and append it to `locks`.
+
+        The header of the member is in the object `name`. ConflictError: the member is gone.
+        """
         if path in self._locked:
             return
         try:
@@ -160,7 +164,10 @@ class Disk:
         self._locked.add(path)
 
     def _find_facts(self, change: GroupChange, before: Manifest, read: Iterable[str]) -> PresentMembers:
-        """Read what the checks of a change need, given the manifest before the commit."""
+        """Read what the checks of a change need, given the manifest before the commit.
+
+        `read` has the paths of the members that must be unchanged.
+        """
         states = {path: inspect_place(self.store.below(path)).state for path in read}
         near = Members()
         if names := (change.new_names() if change.new else ()):
@@ -172,30 +179,34 @@ class Disk:
 
     # Staging.
 
-    def stage(self, change: GroupChange, holding: Held) -> None:
-        """Write everything except the last step of each member, and note that step as pending.
+    def stage(self, change: GroupChange, attempt: Attempt) -> None:
+        """Write everything except the last step of each member, and enter that step as pending in `attempt.staged`.
 
-        Copy the states of deleted members that snapshots need. ConflictError: another writer has changed the same
-        chunks, or a member is gone.
+        This also copies the states of deleted members that snapshots need, and packs the states for a new snapshot.
+        ConflictError: another writer has changed the same chunks, or a member is gone.
         """
-        staged = holding.staged
+        staged = attempt.staged
         with together():
             for path, member in change.written.items():
                 if member.made is None:
-                    self._stage_draft(change, holding, path, member)
+                    self._stage_draft(change, attempt, path, member)
                 else:
-                    self._stage_made(change, holding, path, member, member.made)
+                    self._stage_new(change, attempt, path, member, member.made)
         staged.retired = [*change.snapshots.retired]
         if change.removed:
-            self._stage_deletions(change, holding)
+            self._stage_deletions(change, attempt)
         if change.snapshots.new:
-            staged.snapshot = self._pack_states(change, holding)
+            staged.snapshot = self._pack_snapshot(change, attempt)
         staged.pending = {**self._left, **staged.pending}
 
-    def _stage_draft(self, change: GroupChange, holding: Held, path: str, member: MemberChange) -> None:
-        """Rebase a draft, write everything except its last step, and force what was written to the disk."""
+    def _stage_draft(self, change: GroupChange, attempt: Attempt, path: str, member: MemberChange) -> None:
+        """Rebase a draft, write everything except its last step, and force what was written to the disk.
+
+        Enter the pending step and the new state in `attempt.staged`. ConflictError: another writer has changed the same
+        chunks, or the member is gone.
+        """
         draft, token = member.draft, os.urandom(8).hex()
-        note = GroupCommit(change.identity, holding.before.number + 1, path) if change.explicit else None
+        note = GroupCommit(change.identity, attempt.before.number + 1, path) if change.explicit else None
 
         def put(pieces: Iterable[Buffer]) -> None:
             """Write pieces to a new file next to the member, and force it to the disk."""
@@ -218,17 +229,17 @@ class Disk:
         if prepared.is_patch:
             step = PendingStep("patch", before, after, prepared.header)
         self._prepared[path] = prepared
-        holding.staged.pending[path] = step
-        holding.staged.states[path] = prepared.state, prepared.header
+        attempt.staged.pending[path] = step
+        attempt.staged.states[path] = prepared.state, prepared.header
 
-    def _stage_made(
-        self, change: GroupChange, holding: Held, path: str, member: MemberChange, revision: Revision
+    def _stage_new(
+        self, change: GroupChange, attempt: Attempt, path: str, member: MemberChange, revision: Revision
     ) -> None:
-        """Note the commit in the frame of a new member, which waits next to its path.
+        """Note the commit in the frame of a new member, `revision`, which waits next to its path.
 
-        ConflictError: somebody has removed that frame.
+        Enter the pending step and the new state in `attempt.staged`. ConflictError: somebody has removed that frame.
         """
-        note = GroupCommit(change.identity, holding.before.number + 1, path) if change.explicit else None
+        note = GroupCommit(change.identity, attempt.before.number + 1, path) if change.explicit else None
         if note is not None and revision.state.annotations.group_commit != note:
             draft = Draft(revision.store, revision)
             draft.annotate(group_commit=note)
@@ -239,33 +250,37 @@ class Disk:
         if inspect_place(aside).state != revision.generation:
             raise ConflictError(f"{place.url}: somebody removed its new frame before the commit that needs it")
         before = inspect_place(place).lasting
-        holding.staged.pending[path] = PendingStep("frame", before, revision.generation, member.token)
-        holding.staged.states[path] = revision.state, revision.header
+        attempt.staged.pending[path] = PendingStep("frame", before, revision.generation, member.token)
+        attempt.staged.states[path] = revision.state, revision.header
 
-    def _stage_deletions(self, change: GroupChange, holding: Held) -> None:
-        """Note a pending step for each deleted member, unless a new member has the same path, and replaces its frame.
+    def _stage_deletions(self, change: GroupChange, attempt: Attempt) -> None:
+        """Enter a pending step for each deleted member, unless a new member has the same path, and replaces its frame.
 
-        Copy the states of deleted members that snapshots need.
+        Copy the states of deleted members that snapshots need, and enter the retired frames. Both are entered in
+        `attempt.staged`.
         """
-        staged = holding.staged
-        for path in find_paths(self.store, change.removed.keys(), holding.before):
+        staged = attempt.staged
+        for path in find_paths(self.store, change.removed.keys(), attempt.before):
             if path not in staged.pending and not is_embedded(path):
                 before = inspect_place(self.store.below(path)).lasting
                 staged.pending[path] = PendingStep("delete", before, "", os.urandom(8).hex())
-        staged.retired += self._retire_removed(change, holding.before).values()
+        staged.retired += self._retire_removed(change, attempt.before).values()
 
-    def unstage(self, holding: Held) -> None:
-        """Remove the files of an attempt; another attempt stages them again. New members stay next to their paths."""
+    def unstage(self, attempt: Attempt) -> None:
+        """Remove the files of an attempt, as far as possible; another attempt stages them again.
+
+        New members stay next to their paths, and new tails in the files of members: the next writer cuts them off.
+        """
         # `vacuum` removes the rest.
         with suppress(OSError, B2ArrayError):
             for path in self._prepared:
-                entry = holding.staged.pending.get(path)
+                entry = attempt.staged.pending.get(path)
                 if entry is not None and entry.token:
                     discard(self.store.below(entry.aside(path)))
             self._delete_lists()
 
     def forget(self, path: str, member: MemberChange) -> None:
-        """Remove the place next to the path of a new member, as far as possible."""
+        """Remove the frame of a new member, which waits next to its path, as far as possible."""
         if member.token:
             with suppress(OSError, B2ArrayError):  # `vacuum` removes the rest
                 discard(self.store.below(staged_path(path, member.token, sparse=False)))
@@ -278,15 +293,15 @@ class Disk:
 
     # The commit.
 
-    def write(self, change: GroupChange, holding: Held, after: Manifest, objects: Mapping[str, bytes]) -> None:
-        """Write the lists that the manifest names, and then the manifest: or only take a single step.
+    def write(self, change: GroupChange, attempt: Attempt, after: Manifest, objects: Mapping[str, bytes]) -> None:
+        """Write the lists that the manifest names, and then the manifest; or take a single step, which is the commit.
 
-        Overtaken: another writer has replaced the manifest, without its lock.
+        This sets `change.committed`. Overtaken: another writer has replaced the manifest, without its lock.
         """
-        own = holding.staged.pending.keys() - self._left.keys()
-        is_all = not change.snapshots and not holding.staged.retired and not holding.before.summaries
-        if not change.explicit and len(own) == 1 and is_all and self._take_only_step(holding, *own):
-            change.committed = holding.before
+        own = attempt.staged.pending.keys() - self._left.keys()
+        is_all = not change.snapshots and not attempt.staged.retired and not attempt.before.summaries
+        if not change.explicit and len(own) == 1 and is_all and self._take_only_step(attempt, *own):
+            change.committed = attempt.before
             return
         for name, content in objects.items():
             self._lists.append(name)
@@ -294,18 +309,18 @@ class Disk:
             # The list must reach the disk before the manifest that names it.
             self.store.below(name).force()
         try:
-            written = write_manifest(self.store, after, holding.version, keep=change.note_unknown)
+            written = write_manifest(self.store, after, attempt.version, keep=change.note_unknown)
         except ConflictError:
-            if change.is_unknown or read_manifest(self.store)[1] == holding.version:
+            if change.is_unknown or read_manifest(self.store)[1] == attempt.version:
                 raise
-            self.unstage(holding)
+            self.unstage(attempt)
             raise Overtaken from None
         self._stored = written.version
         change.committed = after
 
-    def _take_only_step(self, holding: Held, path: str) -> bool:
-        """Take the only step of a commit, which is the commit; return False if it takes more than one call."""
-        entry = holding.staged.pending[path]
+    def _take_only_step(self, attempt: Attempt, path: str) -> bool:
+        """Take the only step of a commit: this is the commit. Do nothing and return False if that takes two calls."""
+        entry = attempt.staged.pending[path]
         try:
             version = publish_step(self.store, path, entry, locked=path in self._locked, listed=False)
         except SeveralStepsError:
@@ -316,9 +331,12 @@ class Disk:
 
     # Publishing.
 
-    def publish(self, change: GroupChange, holding: Held) -> Committed:
-        """Take the pending steps, and then remove them from the manifest. The next writer completes failed steps."""
-        visible = change.committed or holding.before
+    def publish(self, change: GroupChange, attempt: Attempt) -> Committed:
+        """Take the pending steps, remove them from the manifest, and return the result of the commit.
+
+        Delete what only dropped snapshots needed. Steps that fail stay in the manifest for the next writer.
+        """
+        visible = change.committed or attempt.before
         version = self._stored
         # The commit has happened: the manifest shows it to readers.
         with suppress(OSError, B2ArrayError):
@@ -331,16 +349,18 @@ class Disk:
                 visible = replace(visible, pending=self._published.left)
                 version = write_manifest(self.store, visible, version).version
                 change.committed = visible
-        states_after = {path: self._find_committed(holding, visible, path) for path in holding.staged.states}
-        self._remove_unneeded(holding.before, visible)
+        states_after = {path: self._load_committed(attempt, visible, path) for path in attempt.staged.states}
+        self._remove_unneeded(attempt.before, visible)
         return Committed(visible, version, states_after)
 
-    def _find_committed(self, holding: Held, visible: Manifest, path: str) -> Revision:
-        """Return the state that the commit has given a member."""
-        state, header = holding.staged.states[path]
+    def _load_committed(self, attempt: Attempt, visible: Manifest, path: str) -> Revision:
+        """Return the state that the commit has given the member at a path, according to the manifest `visible`.
+
+        Load it if its file was not patched. If that fails, the result has no version, and its handle reads it again.
+        """
+        state, header = attempt.staged.states[path]
         version = self._published.patched.get(path)
         if version is None:
-            # If the state cannot be read now, the handle reads it at its next use.
             with suppress(OSError, B2ArrayError):
                 return load_local_member(self.store, visible, path)
             header = b""
@@ -348,7 +368,10 @@ class Disk:
         return Revision(self.store.below(path), state, 0, version, generation, ALONE, header=header)
 
     def _remove_unneeded(self, before: Manifest, after: Manifest) -> None:
-        """Remove files that only dropped snapshots needed, given the manifests before and after the commit."""
+        """Remove lists and retired frames that only dropped snapshots needed, as far as possible.
+
+        `before` and `after` are the manifests before and after the commit.
+        """
         if before.kept == after.kept:
             return
         with suppress(OSError, B2ArrayError):  # the commit stands, and `vacuum` removes the rest
@@ -366,29 +389,30 @@ class Disk:
 
     # The members of a new snapshot.
 
-    def _pack_states(self, change: GroupChange, holding: Held) -> dict[str, MemberState]:
-        """Read and pack the states of all members after the commit; return them by name.
+    def _pack_snapshot(self, change: GroupChange, attempt: Attempt) -> dict[str, MemberState]:
+        """Read and pack the states of the members of a new snapshot, as they are after the commit; return them by name.
 
-        This may lock members that the commit does not write; see `_read_unchanged`.
+        This may lock members that the commit does not write; see `_read_unchanged`. ConflictError: a member is gone, a
+        commit of it still waits to be published, or other software has changed it.
         """
         members = change.snapshots.members
-        same = [path for path in members.values() if path not in holding.staged.states]
-        unchanged = self._read_unchanged(change, holding, same)
+        same = [path for path in members.values() if path not in attempt.staged.states]
+        unchanged = self._read_unchanged(change, attempt, same)
         states = {}
         for name, path in members.items():
-            state = unchanged[path].state if path in unchanged else holding.staged.states[path][0]
+            state = unchanged[path].state if path in unchanged else attempt.staged.states[path][0]
             states[name] = _pack_member(path, state)
         return states
 
-    def _read_unchanged(self, change: GroupChange, holding: Held, paths: Collection[str]) -> dict[str, Revision]:
-        """Read the members that the commit does not write; return their states, all from one moment, by path.
+    def _read_unchanged(self, change: GroupChange, attempt: Attempt, paths: Collection[str]) -> dict[str, Revision]:
+        """Read the members at `paths`, which the commit does not write; return their states, from one moment, by path.
 
         This reads the members repeatedly until no state has changed since the last round. The last round locks the
         members. The first snapshot of a group always does so, because a writer that has seen no snapshot may be about
-        to rewrite a file. ConflictError: a step of one of the members is pending, or another writer has deleted a
-        member.
+        to rewrite a file. ConflictError: a step of one of the members is pending, another writer has deleted a member,
+        or other software has changed it.
         """
-        before, pending = holding.before, holding.staged.pending.keys() | self._left.keys()
+        before, pending = attempt.before, attempt.staged.pending.keys() | self._left.keys()
         if waiting := sorted({*paths} & pending):
             raise ConflictError(f"{self.store.url}: a commit of {waiting[0]} waits to be published")
         bases = change.snapshots.bases
@@ -402,7 +426,7 @@ class Disk:
                 self._update_state(path, before, states)
         # Each lock keeps a file descriptor, and descriptors may run out, so open no other file between the locks.
         for path in sorted(paths):
-            self._lock(path, self.store.below(path), states[path].name, holding.locks)
+            self._lock(path, self.store.below(path), states[path].name, attempt.locks)
         for path in paths:
             self._update_state(path, before, states)
         return states
@@ -410,7 +434,8 @@ class Disk:
     def _update_state(self, path: str, before: Manifest, states: dict[str, Revision]) -> bool:
         """Read a member, put its state into `states`, and return whether this has changed `states`.
 
-        ConflictError: the member does not exist any more, or cannot be in a snapshot any more.
+        `before` is the manifest before the commit. ConflictError: the member does not exist any more, or other software
+        has changed it, so that its chunks have no checksums.
         """
         last = states.get(path)
         try:
@@ -427,7 +452,8 @@ class Disk:
     def _retire_removed(self, change: GroupChange, manifest: Manifest) -> dict[str, RetiredFrame]:
         """Copy the states of deleted members that snapshots need; return the retired frames by the members' paths.
 
-        Copies of an earlier call are used again if they still suffice. Raises the errors of `copy_states`.
+        `manifest` lists the snapshots; the ones that the change drops need nothing. Copies of an earlier call are used
+        again if they still suffice. Raises the errors of `copy_states`.
         """
         if not change.removed or not manifest.kept:
             return {}
@@ -450,9 +476,10 @@ class Disk:
         manifest: Manifest,
         names: Collection[str],
     ) -> RetiredFrame | None:
-        """Copy the states of a member that these snapshots need, unless an earlier copy has them; return the copy.
+        """Copy the states of a member that the snapshots `names` need, and return the copy.
 
-        A copy that lacks some of them is removed. Return None if there is no such member, or nothing to copy.
+        An earlier copy that has them is returned again; one that lacks some of them is removed. Return None if there is
+        no such member, or nothing to copy.
         """
         revision = inspect_place(self.store.below(path)).frame
         if revision is None:

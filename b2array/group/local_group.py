@@ -491,7 +491,7 @@ class LocalGroup(GroupHome):
         members = self.members()
         if change.explicit and (change.removed or change.new):
             members = members.copy()  # other threads may be iterating over the list
-        change.list_in(members)
+        change.apply_to(members)
         self.show(committed.manifest, members)
 
 
