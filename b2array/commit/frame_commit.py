@@ -24,7 +24,7 @@ from b2array.commit.frame_locks import makers_lock, manifests_lock, try_manifest
 from b2array.commit.in_bucket import commit_member
 from b2array.commit.outcomes import look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan
-from b2array.commit.prepare import make_objects, make_plan, pieces, require_files, whole
+from b2array.commit.prepare import make_objects, make_plan, pieces, read_behind_header, require_files, whole
 from b2array.commit.unwritten import complete
 from b2array.errors import (
     B2ArrayError,
@@ -42,11 +42,8 @@ from b2array.format.state import State
 from b2array.frame.revision import Revision
 from b2array.store.base import MISSING, Stamp, Version, attempts, durability, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
-from b2array.store.spans import Span
 
 __all__ = ["Prepared", "commit", "frame_lock", "stage"]
-
-_COPIED_AT_ONCE = 2**24
 
 
 def commit(draft: Draft) -> Revision:
@@ -424,7 +421,7 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
     exclusive = current is None and new is not None and not new.overwrite
     if current is not None and intended.step == CommitStep.APPEND:
         # A store that cannot append gets a whole new object.
-        content = pieces(intended, draft, _behind_header(current))
+        content = pieces(intended, draft, read_behind_header(current))
         return partial(store.replace, "", content, expected=expected)
     if intended.finishes_spool:
         path = draft.staging.finish(intended.header, intended.tail, durable=durability() != "off")
@@ -449,14 +446,6 @@ def _extend(intended: Plan, draft: Draft, current: Revision) -> Version | None:
             store.patch("", 0, current.header)
             store.append("", current.frame.frame_len, ())
         raise
-
-
-def _behind_header(current: Revision) -> Iterator[Buffer]:
-    """Read the bytes of a contiguous frame after its header, in pieces."""
-    start, stop = len(current.header), current.frame.frame_len
-    for first in range(start, stop, _COPIED_AT_ONCE):
-        span = Span("", first, min(first + _COPIED_AT_ONCE, stop))
-        yield from current.store.read([span], expected=current.version)
 
 
 def _append(intended: Plan, draft: Draft, current: Revision) -> None:

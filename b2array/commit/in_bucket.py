@@ -43,7 +43,7 @@ from b2array.commit.group_commit import (
 from b2array.commit.manifest_writes import replace_manifest
 from b2array.commit.outcomes import create_under_own_name, look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan, plan
-from b2array.commit.prepare import make_objects, make_plan, observe, pieces, require_files, whole
+from b2array.commit.prepare import make_objects, make_plan, observe, pieces, read_behind_header, require_files, whole
 from b2array.commit.publication import publish_new, publish_revision, remove_published, store_of_revision
 from b2array.commit.snapshot_changes import SnapshotChanges
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
@@ -457,7 +457,7 @@ def _write_adoption(current: Revision, note: GroupCommit) -> Revision:
         facts = replace(observe(change, current, draft), appendable=True)
         next_plan = plan(change, current, facts)
         next_plan = next_plan.otherwise or next_plan
-        chunks = () if current.sparse else _chunks_of(current)
+        chunks = () if current.sparse else read_behind_header(current)
         content = b"".join(pieces(next_plan, draft, chunks))
     finally:
         draft.staging.close()
@@ -485,13 +485,6 @@ def _write_adoption(current: Revision, note: GroupCommit) -> Revision:
 def _with_published(owner: Owner, version: Version | None) -> Owner:
     """Return the owner of a member with the version of the published index; return other owners unchanged."""
     return replace(owner, published=version) if isinstance(owner, BucketMember) else owner
-
-
-def _chunks_of(revision: Revision) -> list[memoryview]:
-    """Read the chunks of a contiguous frame."""
-    content = b"".join(revision.store.pieces(revision.name))
-    start = len(revision.header)
-    return [memoryview(content)[start : revision.frame.frame_len]]
 
 
 def write_earlier_revision(

@@ -34,10 +34,22 @@ from b2array.frame.revision import Revision
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
 from b2array.store.base import Store, Version
+from b2array.store.spans import Span
 
-__all__ = ["copy_frame", "make_objects", "make_plan", "observe", "pieces", "require_files", "whole"]
+__all__ = [
+    "copy_frame",
+    "make_objects",
+    "make_plan",
+    "observe",
+    "pieces",
+    "read_behind_header",
+    "require_files",
+    "whole",
+]
 
 _SALT_NBYTES = 16
+_READ_NBYTES = 2**24
+"""How many bytes of an old frame are read at a time."""
 
 
 def make_plan(draft: Draft, current: Revision | None, *, keep_file: bool = False) -> Plan:
@@ -117,6 +129,17 @@ def make_objects(intended: Plan, draft: Draft) -> None:
 def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
     """Return an iterator over the bytes of a new file; `old` bytes follow the header, before the new chunks."""
     return chain((intended.header,), old, draft.staging.pieces(intended.pieces), (intended.tail,))
+
+
+def read_behind_header(current: Revision) -> Iterator[Buffer]:
+    """Read the bytes of a contiguous frame after its header, in pieces: chunks, index and trailer.
+
+    ConflictError: another writer has replaced the file or object.
+    """
+    start, stop = len(current.header), current.frame.frame_len
+    for first in range(start, stop, _READ_NBYTES):
+        span = Span("", first, min(first + _READ_NBYTES, stop))
+        yield from current.store.read([span], expected=current.version)
 
 
 # Copying chunks.
