@@ -313,7 +313,6 @@ class Disk:
         except ConflictError:
             if change.is_unknown or read_manifest(self.store)[1] == attempt.version:
                 raise
-            self.unstage(attempt)
             raise Overtaken from None
         self._stored = written.version
         change.committed = after
