@@ -41,7 +41,7 @@ from b2array.commit.group_commit import (
     commit_group,
 )
 from b2array.commit.manifest_writes import replace_manifest
-from b2array.commit.outcomes import create_under_own_name, look_at_frame, write_once
+from b2array.commit.outcomes import create_unique, look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan, plan
 from b2array.commit.prepare import make_objects, make_plan, observe, pieces, read_behind_header, require_files, whole
 from b2array.commit.publication import publish_new, publish_revision, remove_published, store_of_revision
@@ -284,7 +284,7 @@ class Bucket:
             content = b"".join(pieces(next_plan, source))
             published = publish_new(group, new_row, manifest.identity, state, content)
         name = index_name(new_row.generation) if new_row.sparse else ""
-        stored = create_under_own_name(store_of_revision(group, new_row), name, pieces(next_plan, source))
+        stored = create_unique(store_of_revision(group, new_row), name, pieces(next_plan, source))
         return _Revised(draft, source, next_plan, new_row, manifest.identity, base, stored, published)
 
     def unstage(self, attempt: Attempt) -> None:
@@ -305,7 +305,7 @@ class Bucket:
         faster.
         """
         for name, content in objects.items():
-            create_under_own_name(self.store, name, content)
+            create_unique(self.store, name, content)
 
         def keep() -> None:
             """Make the drafts keep their files when they end, because the manifest may name them."""
@@ -529,7 +529,7 @@ def write_earlier_revision(
     following = draft.staging.next if draft.sparse else 0
     row = Row(path, generation, draft.sparse, note.number, following)
     name = index_name(generation) if row.sparse else ""
-    create_under_own_name(store_of_revision(group, row), name, pieces(next_plan, draft))
+    create_unique(store_of_revision(group, row), name, pieces(next_plan, draft))
     return row
 
 

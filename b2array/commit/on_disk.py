@@ -38,7 +38,7 @@ from b2array.commit.frame_commit import Prepared, commit, stage
 from b2array.commit.group_commit import Attempt, Committed, GroupChange, Locks, MemberChange, Overtaken, PresentMembers
 from b2array.commit.leftovers import discard
 from b2array.commit.manifest_writes import write_manifest
-from b2array.commit.outcomes import create_under_own_name
+from b2array.commit.outcomes import create_unique
 from b2array.commit.publication import Published, SeveralStepsError, publish_pending, publish_step
 from b2array.commit.retired import copy_states, remove_retired
 from b2array.errors import B2ArrayError, ConflictError
@@ -211,7 +211,7 @@ class Disk:
         def put(pieces: Iterable[Buffer]) -> None:
             """Write pieces to a new file next to the member, and force it to the disk."""
             aside = self.store.below(staged_path(path, token, sparse=draft.sparse))
-            create_under_own_name(aside, "", pieces)
+            create_unique(aside, "", pieces)
             aside.force()
 
         try:
@@ -305,7 +305,7 @@ class Disk:
             return
         for name, content in objects.items():
             self._lists.append(name)
-            create_under_own_name(self.store, name, content)
+            create_unique(self.store, name, content)
             # The list must reach the disk before the manifest that names it.
             self.store.below(name).force()
         try:

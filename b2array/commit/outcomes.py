@@ -26,7 +26,7 @@ from b2array.frame.revision import Revision
 from b2array.store.base import MISSING, HiddenError, Stamp, Store, Version, as_pieces, conflict, durability, where
 from b2array.store.spans import Span
 
-__all__ = ["Found", "Look", "create_under_own_name", "look_at_frame", "write_once"]
+__all__ = ["Found", "Look", "create_unique", "look_at_frame", "write_once"]
 
 T = TypeVar("T")
 
@@ -48,10 +48,10 @@ class Found(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Look(Generic[T]):
-    """What is in the place of an object.
+    """What is in the place of an object, compared with what was written there.
 
-    `version` is the version of that object, and `content` what a look has read; None if no look was necessary, because
-    the write has succeeded at once.
+    `version` is the version of that object, and `content` what a look has read; it is None if no look was necessary,
+    because the write has succeeded at once.
     """
 
     found: Found
@@ -67,7 +67,7 @@ def write_once(
     forces: bool = False,
     keep: Callable[[], object] = lambda: None,
 ) -> Look[T]:
-    """Write an object, find out whether that has happened, and return what is in its place: the object.
+    """Write an object, find out whether that has happened, and return what is in its place: always `Found.OURS`.
 
     Parameters
     ----------
@@ -80,7 +80,8 @@ def write_once(
     forces : bool
         Whether the write is done only when the object is on the disk.
     keep : callable
-        Called before an error if the object may refer, now or later, to what its writer has prepared.
+        Called before an error if the object may refer, now or later, to what its writer has prepared. The writer must
+        then keep that.
 
     Raises
     ------
@@ -99,22 +100,23 @@ def write_once(
         # No client repeats requests to a store with locks, and the lock excludes other writers.
         if store.can.lock and isinstance(error, _REFUSALS):
             raise
-        seen = _look_after(store, error, look, keep)
+        seen = _look_after_error(store, error, look, keep)
         if seen is not None and _is_done(store, error, seen, keep):
             return seen
         raise
     return Look(Found.OURS, version)
 
 
-def _look_after(
+def _look_after_error(
     store: Store,
     error: BaseException,
     look: Callable[[], Look[T]],
     keep: Callable[[], object],
 ) -> Look[T] | None:
-    """Look for the object after an error of its write; None if the error matters more than what is there.
+    """After an `error` of the write, read what is in the object's place; return None if that error must be raised.
 
-    Raises the error of the look, as `OSError` if it may pass, if the write was refused: nobody knows who was first.
+    If the write was refused and the read fails as well, this raises the error of the read, because nobody knows who
+    wrote first: as an `OSError` if the cause may pass. It calls `keep` whenever the outcome stays unknown.
     """
     if not isinstance(error, Exception) and not store.can.local:
         # Another request would make the user wait after Ctrl-C.
@@ -141,9 +143,10 @@ def _is_done(
     look: Look[T],
     keep: Callable[[], object],
 ) -> bool:
-    """Judge an error of a write by a look at the object: whether the write is done, so that the error does not matter.
+    """Compare the `error` of a write with a `look` at the object: whether the write is done and the error is harmless.
 
-    This calls `keep` if the write is done, or may be done later, but its error matters. ConflictError: it never will.
+    If the write is done, or may be done later, but the error must be raised, this calls `keep`. ConflictError: another
+    writer was faster, and the write will never be done.
     """
     if look.found is Found.OURS:
         # Ctrl-C must reach the user, and so must an error of a disk that does not keep what was promised.
@@ -163,7 +166,10 @@ def _is_done(
 
 
 def _make_unknown_error(store: Store, error: Exception) -> OSError:
-    """Make the error for a writer that cannot find out whether it or another writer has written an object."""
+    """Return the error for a writer that cannot find out whether it or another writer has written an object.
+
+    `error` is the reason why the object cannot be read.
+    """
     return OSError(
         errno.EIO,
         f"{store.url}: the server refused a write, perhaps because the first request for it had succeeded, and now the"
@@ -181,10 +187,10 @@ def look_at_frame(
     *,
     sparse: bool,
 ) -> Look[Revision]:
-    """Read a frame, and compare it with a state that was written, and with the version that this was to replace.
+    """Read a frame, and compare it with a `state` that was written, and with the version that it was to replace.
 
-    A version of None means that the frame was to be created. Raises the errors of `load_published`, except that nothing
-    and bytes that are no frame are not errors where a frame was to be created.
+    If `replaced` is None, the frame was to be created. Raises the errors of `load_published`; but a missing frame is
+    not an error, and neither are other bytes where a frame was to be created.
     """
     try:
         published = load_published(store, sparse=sparse)
@@ -209,7 +215,7 @@ def look_at_frame(
 
 
 class _Sent:
-    """The pieces of an object on their way to the store: notes their size, and the last bytes."""
+    """An iterable over the pieces of an object on their way to the store: it notes their size, and the last bytes."""
 
     def __init__(self, data: Buffer | Iterable[Buffer]) -> None:
         self.size = 0
@@ -224,7 +230,7 @@ class _Sent:
             yield piece
 
     def look(self, store: Store, name: str) -> Look[None]:
-        """Read the end of the object, and compare it with what was sent."""
+        """Read the size and the end of the object, and compare them with what was sent. This consumes all pieces."""
         # A store that finds an object in the way does not ask for all pieces.
         for _ in self:
             pass
@@ -240,10 +246,12 @@ class _Sent:
         return Look(Found.OURS if is_ours else Found.OTHER, version)
 
 
-def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffer]) -> Version | None:
-    """Create an object under a random name, which no other writer uses, and return its version.
+def create_unique(store: Store, name: str, data: Buffer | Iterable[Buffer]) -> Version | None:
+    """Create an object whose name no other writer uses, and return its version.
 
-    OSError: the store refuses the object, although it is not there.
+    The caller has drawn the name at random, or it contains the generation of a state. If the object is there already
+    with the same bytes, because an answer was lost, this succeeds. OSError: the store refuses the object, although it
+    is not there.
     """
     sent = _Sent(data)
     # A store keeps bytes as they are, and copies pieces.

@@ -18,7 +18,7 @@ from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_change
 from b2array.commit.columns import refuse_columns
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, make_removed_error, mark_lost
-from b2array.commit.outcomes import create_under_own_name
+from b2array.commit.outcomes import create_unique
 from b2array.commit.plan import Facts, Plan, find_unnoted, plan
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, SnapshotLostError, prefix_error, prefix_errors
@@ -123,7 +123,7 @@ def require_files(intended: Plan, draft: Draft) -> None:
 def make_objects(intended: Plan, draft: Draft) -> None:
     """Make the objects to which the new state refers. If the commit fails, `vacuum` removes them."""
     for name, content in intended.objects.items():
-        create_under_own_name(draft.store, name, content)
+        create_unique(draft.store, name, content)
 
 
 def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:

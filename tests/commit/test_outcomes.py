@@ -15,7 +15,7 @@ from clouds import Cloud, Gate, gate_to
 
 import b2array
 from b2array import config
-from b2array.commit.outcomes import Found, Look, create_under_own_name, write_once
+from b2array.commit.outcomes import Found, Look, create_unique, write_once
 from b2array.errors import ConflictError
 from b2array.format import ledger
 from b2array.store.base import Capabilities, Stamp
@@ -248,13 +248,13 @@ class Refusing(MemoryStore):
 @pytest.mark.parametrize("content", [b"content", [b"some ", b"content"] * 10_000], ids=["bytes", "pieces"])
 def test_an_object_under_its_own_name_is_compared_with_what_was_sent(content) -> None:
     store = Repeating()
-    version = create_under_own_name(store, "x", content)
+    version = create_unique(store, "x", content)
     assert version == store.stamp("x").version
     with pytest.raises(OSError, match="nothing was written; try again") as caught:
-        create_under_own_name(store, "x", b"other")
+        create_unique(store, "x", b"other")
     assert caught.value.errno == errno.EBUSY
     with pytest.raises(OSError, match="nothing was written; try again"):
-        create_under_own_name(Refusing(), "x", content)
+        create_unique(Refusing(), "x", content)
 
 
 @pytest.mark.parametrize("found", Found)
