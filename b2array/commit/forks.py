@@ -665,7 +665,7 @@ def accept_forks(point: ForkPoint, draft: Draft) -> None:
     """
     draft.forks = Forks(point.transaction, point.first, point.place)
     draft.delta.epoch = point.epoch
-    draft.staging.began_before(time.time() - point.since)
+    draft.staging.backdate(time.time() - point.since)
     if point.base is not None:
         draft.forks.bases[point.base.generation] = point.base
 

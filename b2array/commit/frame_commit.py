@@ -424,7 +424,7 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
         content = pieces(intended, draft, read_behind_header(current))
         return partial(store.replace, "", content, expected=expected)
     if intended.finishes_spool:
-        path = draft.staging.finish(intended.header, intended.tail, durable=durability() != "off")
+        path = draft.staging.complete_spool_file(intended.header, intended.tail, durable=durability() != "off")
         return partial(store.adopt, path, "", exclusive=exclusive, expected=expected)
     if exclusive:
         return partial(store.create, name, pieces(intended, draft))

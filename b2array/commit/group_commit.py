@@ -26,7 +26,7 @@ from b2array.catalog.manifest import EMBEDDED, MANIFEST, Manifest, PendingStep, 
 from b2array.catalog.names_of_members import Members, check_new
 from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
-from b2array.commit.snapshot_changes import SnapshotChanges, lists_of, retired_after
+from b2array.commit.snapshot_changes import SnapshotChanges, pack_ledger_after, retired_after_commit
 from b2array.errors import ConflictError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
@@ -247,8 +247,8 @@ class GroupChange:
             states = {name: state_in(row) for name, row in rows.items()}
         if not (self.snapshots or staged.retired):
             return after, {}
-        kept, lists = lists_of(self.snapshots, before, states)
-        retired = retired_after(before.retired, self.snapshots.gone, staged.retired)
+        kept, lists = pack_ledger_after(self.snapshots, before, states)
+        retired = retired_after_commit(before.retired, self.snapshots.gone, staged.retired)
         return replace(after, kept=kept, retired=retired), lists
 
     def _with_rows(self, after: Manifest, staged: StagedCommit) -> Manifest:

@@ -14,7 +14,7 @@ from b2array.format.ledger import DIGEST_NBYTES, Kept, Ledger, has_room, object_
 from b2array.frame.kept_states import unknown_name
 from b2array.frame.revision import Revision
 
-__all__ = ["SnapshotChanges", "lists_of", "retired_after"]
+__all__ = ["SnapshotChanges", "pack_ledger_after", "retired_after_commit"]
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class SnapshotChanges:
         return group_ledger(self.url, self.begun)
 
     def make(self, entry: Kept, *, replace: bool) -> None:
-        """Add a snapshot of the state that the commit makes.
+        """Make the commit add a snapshot of the state that it makes.
 
-        With `replace`, it replaces a snapshot of this name. Raises FileExistsError if there is one that may not be
-        replaced, or if the transaction makes one already.
+        With `replace`, it replaces a snapshot of this name. FileExistsError: there is one that may not be replaced, or
+        the transaction makes one already.
         """
         url, name = self.url, entry.name
         if name in self.new:
@@ -79,7 +79,7 @@ class SnapshotChanges:
         self.new[name] = entry
 
     def drop(self, names: Collection[str]) -> None:
-        """Drop snapshots in the commit; raise KeyError, and drop nothing, if the group does not have all of them."""
+        """Make the commit drop snapshots. KeyError: the group does not have all of them; then this changes nothing."""
         # A snapshot that the transaction has dropped before is missing.
         remaining = self.ledger.without(tuple(self.gone))
         entries = {entry.name: entry for entry in remaining.entries}
@@ -90,22 +90,26 @@ class SnapshotChanges:
         self._dropped += [entries[name] for name in names]
 
     def add_copy(self, entry: Kept, states: Mapping[str, MemberState]) -> None:
-        """Add a snapshot of another group, which replaces a snapshot of the same name."""
+        """Make the commit add a snapshot of another group, which replaces a snapshot of the same name.
+
+        `states` has the states of its members by name, as they are in this group.
+        """
         self.copies.append((entry, states))
         if entry.name in self.ledger.names:
             self.gone.add(entry.name)
 
     def note_needed(self, entry: Kept) -> None:
-        """Note a snapshot whose states the transaction restores.
+        """Note a snapshot whose states the transaction restores: `require_fit` fails if another writer drops it first.
 
-        The commit is refused if another writer drops it first, because `vacuum` may then have removed its data.
+        `vacuum` may then have removed its data.
         """
         self._needed.append(entry)
 
     def require_fit(self, manifest: Manifest) -> None:
         """Raise ConflictError if another writer has replaced a snapshot to drop, or has dropped or changed one in use.
 
-        A snapshot is in use if `note_needed` has noted it. If a snapshot to drop is gone already, that is no conflict.
+        `manifest` is the manifest before the commit. A snapshot is in use if `note_needed` has noted it. If a snapshot
+        to drop is gone already, that is no conflict.
         """
         if not (self._dropped or self._needed):
             return
@@ -122,15 +126,16 @@ class SnapshotChanges:
                 raise ConflictError(f"{url}: another writer has dropped the snapshot {entry.name!r} meanwhile")
 
 
-def lists_of(
+def pack_ledger_after(
     changes: SnapshotChanges,
     before: Manifest,
     states: Mapping[str, MemberState],
 ) -> tuple[bytes, dict[str, bytes]]:
-    """Return the packed ledger after a commit, and the lists of members that are too long for it, by name.
+    """Return the packed ledger after a commit, and the packed lists of members that are too long for it.
 
-    `states` has the members of new snapshots, by name. ConflictError: another writer has made a snapshot of the same
-    name.
+    These lists are for objects, and have the objects' names. `before` is the manifest before the commit, and `states`
+    has the states of the members in new snapshots, by name. ConflictError: another writer has made a snapshot of the
+    same name.
     """
     ledger = group_ledger(changes.url, before)
     entries = [*ledger.without(tuple(changes.gone)).entries]
@@ -141,18 +146,22 @@ def lists_of(
         raise ConflictError(f"{changes.url}: another writer has made a snapshot {clash[0]!r} as well")
     lists: dict[str, bytes] = {}
     for entry, members in added:
-        entries.append(_entry_with(entry, pack_members(members), entries, lists))
+        entries.append(_put_list(entry, pack_members(members), entries, lists))
     entries.sort(key=attrgetter("time"))
     return Ledger(tuple(entries)).pack() or b"", lists
 
 
-def _entry_with(
+def _put_list(
     entry: Kept,
     packed: bytes,
     others: list[Kept],
     lists: dict[str, bytes],
 ) -> Kept:
-    """Put the list of a snapshot's members into its entry if there is room, else into `lists`; return the entry."""
+    """Complete the entry of a snapshot, whose list of members is `packed`, and return it.
+
+    The list goes into the entry if the ledger, with the entries `others`, has room. Otherwise it goes into `lists`,
+    under a random name. Generation, digest and size in the entry describe the list.
+    """
     digest = packed[-DIGEST_NBYTES:]
     new = replace(
         entry,
@@ -171,15 +180,19 @@ def _entry_with(
     return replace(new, place=place, packed=b"")
 
 
-def retired_after(
+def retired_after_commit(
     before: Retired,
     gone: Collection[str],
     new: Iterable[RetiredFrame],
 ) -> Retired:
-    """Return the states in retired frames, with the `new` frames and without the dropped snapshots `gone`."""
+    """Return the states in retired frames after a commit, given the states `before` it.
+
+    `gone` has the names of dropped and replaced snapshots, and `new` the frames that the commit adds. A frame without
+    needed states is left out.
+    """
     after = {}
     for token, states in before.items():
-        remaining = tuple(state for state in states if state[0] not in gone)
+        remaining = tuple((name, generation) for name, generation in states if name not in gone)
         if remaining:
             after[token] = remaining
     for frame in new:

@@ -83,7 +83,7 @@ class CreatedFiles:
     def add(self, rows: Iterable[int]) -> None:
         """Add files: for each file its number, and then the digest of its stamp; once the list has ended, ignore them.
 
-        The list of the transaction gets them as well.
+        The outer list, of the transaction, gets them in any case.
         """
         rows = array("q", rows)
         with self._mutex.held_once(_MUTEX_OF):
@@ -93,7 +93,7 @@ class CreatedFiles:
             self._outer.add(rows)
 
     def rows(self) -> Int64Array:
-        """Return a row for each file: its number, and the digest of its stamp."""
+        """Return an array with a row for each file: its number, and the digest of its stamp."""
         with self._mutex.held_once(_MUTEX_OF):
             return np.array(self._rows, np.int64).reshape(-1, 2)
 
@@ -103,7 +103,7 @@ class CreatedFiles:
             self._ended = True
 
     def find_unused(self, offsets: Int64Array) -> dict[str, int]:
-        """Return the files to which an index does not refer: the digests of their stamps, by name.
+        """Return the files to which an index, with the entries `offsets`, does not refer: digests of stamps, by name.
 
         In a process forked from this one, the result is empty, because that process must not remove the files.
         """
@@ -139,6 +139,14 @@ class Staging:
         from `first`, unless another writer uses it.
     nslots : int
         The number of slots.
+
+    Attributes
+    ----------
+    next : int
+        The next number for a file: above all numbers that the transaction has used, has reserved, or has seen in use;
+        in a fork, above the number that it tried last.
+    files : CreatedFiles
+        The files that were created here, or taken over from forks.
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class Staging:
         self.files = CreatedFiles(transaction)
         self._store = store
         self._spool = spool
-        self._is_shared = transaction is not None
+        self._is_of_fork = transaction is not None
         self._slots = slots
         self._first = first
         self._start = first + nslots
@@ -199,9 +207,10 @@ class Staging:
         width: int,
         head: ChunkHead | None = None,
     ) -> Staged:
-        """Stage a chunk, which will be chunk `n`: write it to a new file, or to the spool.
+        """Stage the chunk `buf`, which will be chunk `n`: write it to a new file, or to the spool; return its code.
 
-        The chunk's row of sizes has `width` columns. A chunk of zeros or NaN is encoded
+        The result also has the chunk's row of sizes, with `width` columns, its checksum, its filters and, in a fork, a
+        digest. `head` is the parsed beginning of the chunk, if the caller knows it. A chunk of zeros or NaN is encoded
         again, so that its bytes are stored. ConflictError: the transaction has ended, or belongs to another process.
         """
         self.require_open()
@@ -221,11 +230,11 @@ class Staging:
         filters = None
         if header.special == Special.NONE:
             filters = header.filters, header.filters_meta
-        digest = digest_of(buf) if self.is_shared else b""
+        digest = digest_of(buf) if self.is_of_fork else b""
         return Staged(code, row, record_crc(record), filters, digest)
 
     def tombstone(self) -> int:
-        """Reserve a code for a lost chunk, and return it.
+        """Return a new code for a lost chunk.
 
         It is the number of a file that does not exist; with a spool, it stands for appended bytes that are not a chunk.
         """
@@ -234,34 +243,40 @@ class Staging:
         return self._append(self._spool, _TOMBSTONE)
 
     def reserve(self, count: int) -> int:
-        """Reserve numbers of files, and return the first."""
+        """Reserve `count` consecutive numbers of files, which no later file here gets, and return the first."""
         with self._mutex.held_once(_MUTEX_OF):
             first = self.next
             self.next += count
             return first
 
     def take_over_files(self, rows: Int64Array) -> None:
-        """Take over the files that a fork has created, as `CreatedFiles.rows` lists them, and reserve their numbers."""
+        """List the files that a fork has created, as `CreatedFiles.rows` returns them, here; reserve their numbers.
+
+        If the transaction fails, it removes them. A fork reserves no numbers, because it chooses its own at random.
+        """
         if not rows.size:
             return
         self.files.add(rows.reshape(-1).tolist())
-        if not self._is_shared:
+        if not self._is_of_fork:
             self.reserve_up_to(int(rows[:, 0].max()))
 
     def expect_file(self, number: int) -> None:
-        """Note that the index will refer to a file that a fork has created, and reserve its number."""
+        """Note that the index will refer to a file that a fork has created, so that `find_missing` looks for it.
+
+        This reserves its number, except in a fork.
+        """
         with self._mutex.held_once(_MUTEX_OF):
             self._numbers.append(number)
-        if not self._is_shared:
+        if not self._is_of_fork:
             self.reserve_up_to(number)
 
     def reserve_up_to(self, number: int) -> None:
-        """Give new files only numbers above this one."""
+        """Reserve all numbers up to this one: new files get only numbers above it."""
         with self._mutex.held_once(_MUTEX_OF):
             self.next = max(self.next, number + 1)
 
     def _append(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
-        """Append a chunk and its record of checksums to the spool, and return the chunk's code."""
+        """Append a chunk and its record of checksums to the spool, enter its extent, and return the chunk's code."""
         with self._mutex.held_once(_MUTEX_OF):
             count = len(self._extents)
             start = spool.length
@@ -278,9 +293,9 @@ class Staging:
             return -1 - count // 3
 
     def _create_file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        """Write a chunk to a new file, and list the file; return its number, and the record of checksums.
+        """Write chunk `n` to a new file, and list the file; return its number, and the chunk's record of checksums.
 
-        If another writer has the number, try the next one.
+        If another writer has the number, this tries the next one.
         """
         for number in self._candidates(n):
             name = index.chunk_name(number)
@@ -300,15 +315,16 @@ class Staging:
     def _candidates(self, n: int) -> Iterator[int]:
         """Yield numbers to try for the file of chunk `n`, without end.
 
-        After some attempts, this lists the files in the store, or chooses numbers at random in a fork.
+        After every eighth attempt, this lists the files in the store, to skip the numbers of other writers. A fork
+        tries the chunk's slot first, and then numbers at random.
         """
         if self._slots is not None:
             yield self._first + self._slots(n)
-        if not self._is_shared:
+        if not self._is_of_fork:
             for attempt in count(1):
                 yield self.reserve(1)
                 if attempt % _ONE_BY_ONE == 0:
-                    self._pass_others()
+                    self._skip_used_numbers()
         if self._has_leapt:
             yield self.reserve(1)
         while True:
@@ -319,8 +335,8 @@ class Staging:
             # If this number is also in use, there are many other writers.
             self._window *= 2
 
-    def _pass_others(self) -> None:
-        """List the files in the store, and reserve all numbers up to the highest one that other writers use."""
+    def _skip_used_numbers(self) -> None:
+        """List the files in the store, and reserve all numbers up to the highest one in use; ignore errors."""
         # If the store cannot list files, the writer tries one number after the other.
         with suppress(OSError, B2ArrayError):
             numbers = [index.chunk_number(name) for name in self._store.listing()]
@@ -330,19 +346,23 @@ class Staging:
     # Segments of forks.
 
     @property
-    def is_shared(self) -> bool:
-        """Whether these are chunks of a fork, so that a merge compares them with the chunks of other forks."""
-        return self._is_shared
+    def is_of_fork(self) -> bool:
+        """Whether these are chunks of a fork: a merge compares them by digests with the chunks of other forks."""
+        return self._is_of_fork
 
     def inherit(self, segments: Sequence[Segment], extents: Int64Array) -> None:
-        """Start with the segments of the forked transaction; their chunks have the same codes here."""
+        """Put the spooled chunks of the forked transaction first; they have the same codes here.
+
+        Call this before the first `put`. `extents` has a row for each of these chunks: its start, its stop, and the
+        stop of its record, as addresses in `segments`.
+        """
         self._segments = [*segments, *self._segments]
         self._own = len(segments)
         self._extents = array("q", extents.reshape(-1).tolist())
         self._inherited = len(extents)
 
     def take_over_segments(self, segments: Sequence[Segment], extents: Int64Array) -> int:
-        """Take over the segments of a fork; return the number to subtract from its codes of spooled chunks."""
+        """Add the segments and extents of a fork; return the number to subtract from its codes of spooled chunks."""
         with self._mutex.held_once(_MUTEX_OF):
             count = len(self._extents) // 3
             base = len(self._segments) * SEGMENT
@@ -352,14 +372,14 @@ class Staging:
         return count
 
     def own_segments(self) -> tuple[list[Segment], Int64Array]:
-        """Return the segments and extents that were not inherited, with addresses counted from 0."""
+        """Return the segments and extents that were not inherited; the addresses count from the first of them."""
         with self._mutex.held_once(_MUTEX_OF):
             addresses = self._extents[3 * self._inherited :]
             extents = np.array(addresses, np.int64).reshape(-1, 3)
             return self._segments[self._own :], extents - self._own * SEGMENT
 
     def all_segments(self) -> tuple[list[Segment], Int64Array]:
-        """Return all segments and extents."""
+        """Return all segments, and the extents of all chunks in them; the inherited ones come first."""
         with self._mutex.held_once(_MUTEX_OF):
             addresses = np.array(self._extents, np.int64)
             return list(self._segments), addresses.reshape(-1, 3)
@@ -372,19 +392,19 @@ class Staging:
     # Reading staged chunks.
 
     def extent(self, code: int) -> tuple[int, int] | None:
-        """Return the start and stop of a spooled chunk in the spool, in bytes; None for other codes."""
+        """Return the addresses where the spooled chunk with a code starts and stops; None for other codes."""
         if not LOWEST_CODE <= code < 0:
             return None
         at = 3 * (-1 - code)
         return self._extents[at], self._extents[at + 1]
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return bytes of a spooled chunk."""
+        """Return the bytes of a spooled chunk between two addresses; ValueError if there is no such segment."""
         segment, base = self._segment_at(start)
         return segment.read(start - base, stop - base)
 
     def pieces(self, ranges: Int64Array) -> Iterator[Buffer]:
-        """Yield the bytes of ranges of spooled chunks."""
+        """Yield the bytes of ranges of spooled chunks. Each row of `ranges` is a start and a stop, as addresses."""
         for start, stop in ranges.tolist():
             segment, base = self._segment_at(start)
             yield from segment.pieces(start - base, stop - base)
@@ -407,10 +427,11 @@ class Staging:
         # Segments of forks are in other files.
         return spool.reserved if len(self._segments) == 1 else None
 
-    def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str:
-        """Write header and tail of a frame to the spool's file, and return its path.
+    def complete_spool_file(self, header: Buffer, tail: Buffer, *, durable: bool) -> str:
+        """Write header and tail into the spool's file, which then is a complete frame, and return its path.
 
-        If `durable`, the file is forced to the disk. ValueError: the spool has no file.
+        If `durable`, the file is forced to the disk. ValueError: the spool has no file, or the header has another
+        length than the reserved one.
         """
         spool = self._spool
         if spool is None or spool.path is None:
@@ -418,8 +439,8 @@ class Staging:
         spool.finish(header, tail, durable=durable)
         return spool.path
 
-    def began_before(self, seconds: float) -> None:
-        """Note that forks may have put chunks this many seconds ago."""
+    def backdate(self, seconds: float) -> None:
+        """Count the age of the transaction from this many seconds ago, because its forks may have put chunks since."""
         monotonic, wall = self._since
         # The clock of another computer may be ahead.
         seconds = max(0.0, seconds)
@@ -434,7 +455,7 @@ class Staging:
         return elapsed >= CHECKED_AFTER
 
     def find_missing(self, offsets: Int64Array) -> list[str]:
-        """Look for new files that an index refers to; return the names of the ones that do not exist any more.
+        """Look for new files that an index, with the entries `offsets`, refers to; return the names of missing ones.
 
         If the transaction is not old, none can be missing, and this does not read the store.
         """
@@ -454,7 +475,10 @@ class Staging:
         return self._spool is not None
 
     def close(self) -> None:
-        """Refuse further chunks, and close the spool and the segments of merged forks."""
+        """End the transaction: refuse further chunks, note no more files, and close the spool and segments of forks.
+
+        Segments that a fork has inherited stay open, because the transaction needs them.
+        """
         self._closed = True
         self.files.end()
         segments: list[Segment] = []
@@ -468,7 +492,7 @@ class Staging:
 
 
 def _are_among(numbers: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
-    """Return for each number whether it is in an index."""
+    """Return for each number whether it is in an index with the entries `offsets`."""
     # With the long index as its second argument, NumPy would sort all of it.
     common = offsets[np.isin(offsets, numbers)]
     among: npt.NDArray[np.bool_] = np.isin(numbers, common)

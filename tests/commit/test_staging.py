@@ -75,7 +75,7 @@ def test_a_file_that_only_lacks_its_ends_can_be_completed(tmp_path):
     shelf = spooled(path=str(tmp_path / "spool"), reserved=8, limit=0)
     codes = [shelf.put(0, packed(n), 5).code for n in range(3)]
     assert shelf.header_room == 8
-    path = shelf.finish(b"8 bytes.", b"tail", durable=False)
+    path = shelf.complete_spool_file(b"8 bytes.", b"tail", durable=False)
     raw = (tmp_path / "spool").read_bytes()
     assert path == str(tmp_path / "spool")
     _, extents = shelf.own_segments()
@@ -90,7 +90,7 @@ def test_a_spool_in_memory_has_no_file():
     shelf.put(0, packed(0), 5)
     assert shelf.header_room is None
     with pytest.raises(ValueError, match="found one in memory"):
-        shelf.finish(b"", b"", durable=False)
+        shelf.complete_spool_file(b"", b"", durable=False)
 
 
 def test_stored_chunks_of_zeros_and_nan_are_readable_by_other_software():
