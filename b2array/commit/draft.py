@@ -47,7 +47,7 @@ __all__ = [
     "Destination",
     "Draft",
     "detect_replacement",
-    "discard",
+    "discard_quietly",
     "make_abandoned_error",
     "make_removed_error",
     "mark_lost",
@@ -547,7 +547,7 @@ class Draft(Source):
         files = self.staging.files
         try:
             if self.destination.aside:
-                discard(self.store)
+                discard_quietly(self.store)
             else:
                 withdraw(self.store, files)
                 if self.destination.makes_directory and not files.is_needed:
@@ -727,8 +727,8 @@ def warn_of_forgotten(draft: Draft) -> None:
         draft.forks.roster.warn_of_forgotten(draft.url)
 
 
-def discard(store: Store) -> None:
-    """Remove a frame from a temporary place, as far as possible; errors of the store are ignored."""
+def discard_quietly(store: Store) -> None:
+    """Remove a frame from a temporary place, as far as possible: errors of the store are ignored, other files stay."""
     # `vacuum` removes the rest.
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(belongs, store.listing()), ""])

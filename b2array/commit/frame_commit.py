@@ -19,12 +19,12 @@ from b2array import threads
 from b2array.buffers import Buffer
 from b2array.catalog.needs import identities_of_groups, needed_states, needs_of_all_groups, unneeded_names
 from b2array.catalog.owners import ALONE, find_frame
-from b2array.commit.draft import Draft, discard
+from b2array.commit.draft import Draft, discard_quietly
 from b2array.commit.frame_locks import makers_lock, manifests_lock, try_manifests_lock, writers_lock
 from b2array.commit.in_bucket import commit_member
 from b2array.commit.outcomes import look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan
-from b2array.commit.prepare import make_objects, make_plan, pieces, read_behind_header, require_files, whole
+from b2array.commit.prepare import bytes_of_plan, copy_whole, make_objects, make_plan, read_behind_header, require_files
 from b2array.commit.unwritten import complete
 from b2array.errors import (
     B2ArrayError,
@@ -97,7 +97,7 @@ def _make(draft: Draft) -> Revision:
                 return committed
             place.exchange(committed.store)
             # The old frame is now in the temporary place.
-            discard(committed.store)
+            discard_quietly(committed.store)
             return replace(committed, store=place)
 
 
@@ -352,7 +352,7 @@ def _stage(
     if intended.step == CommitStep.APPEND and current is not None:
         _append(intended, draft, current)
         return Prepared(intended.require_state(), intended.header, is_patch=True)
-    put(pieces(intended, draft))
+    put(bytes_of_plan(intended, draft))
     return Prepared(intended.require_state(), intended.header, is_patch=False)
 
 
@@ -421,14 +421,14 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
     exclusive = current is None and new is not None and not new.overwrite
     if current is not None and intended.step == CommitStep.APPEND:
         # A store that cannot append gets a whole new object.
-        content = pieces(intended, draft, read_behind_header(current))
+        content = bytes_of_plan(intended, draft, read_behind_header(current))
         return partial(store.replace, "", content, expected=expected)
     if intended.finishes_spool:
         path = draft.staging.complete_spool_file(intended.header, intended.tail, durable=durability() != "off")
         return partial(store.adopt, path, "", exclusive=exclusive, expected=expected)
     if exclusive:
-        return partial(store.create, name, pieces(intended, draft))
-    return partial(store.replace, name, pieces(intended, draft), expected=expected)
+        return partial(store.create, name, bytes_of_plan(intended, draft))
+    return partial(store.replace, name, bytes_of_plan(intended, draft), expected=expected)
 
 
 def _extend(intended: Plan, draft: Draft, current: Revision) -> Version | None:
@@ -464,7 +464,7 @@ def _compact(safe: _SafePlan, draft: Draft, current: Revision) -> Revision:
     FormatError or SnapshotLostError.
     """
     try:
-        copy = whole(draft, current, safe.needed, safe.unneeded)
+        copy = copy_whole(draft, current, safe.needed, safe.unneeded)
     except (FormatError, SnapshotLostError):
         if safe.plan.otherwise is None:
             raise
@@ -485,10 +485,10 @@ def _stage_compacted(
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
     """Copy all chunks of a frame, `put` them as a new object without dead space, and return the new state."""
-    copy = whole(draft, current, safe.needed, safe.unneeded)
+    copy = copy_whole(draft, current, safe.needed, safe.unneeded)
     try:
         intended = make_plan(copy, None)
-        put(pieces(intended, copy))
+        put(bytes_of_plan(intended, copy))
         return Prepared(intended.require_state(), intended.header, is_patch=False)
     finally:
         copy.abort()

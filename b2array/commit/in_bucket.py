@@ -43,7 +43,15 @@ from b2array.commit.group_commit import (
 from b2array.commit.manifest_writes import replace_manifest
 from b2array.commit.outcomes import create_unique, look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan, plan
-from b2array.commit.prepare import make_objects, make_plan, observe, pieces, read_behind_header, require_files, whole
+from b2array.commit.prepare import (
+    bytes_of_plan,
+    copy_whole,
+    make_objects,
+    make_plan,
+    read_behind_header,
+    read_facts,
+    require_files,
+)
 from b2array.commit.publication import publish_new, publish_revision, remove_published, store_of_revision
 from b2array.commit.snapshot_changes import SnapshotChanges
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
@@ -273,7 +281,7 @@ class Bucket:
         next_plan = make_plan(draft, draft.base)
         # A contiguous member is one object, and an object store cannot append: write all chunks to a new object.
         if next_plan.step == CommitStep.COMPACT and draft.base is not None:
-            source = whole(draft, draft.base)
+            source = copy_whole(draft, draft.base)
             next_plan = make_plan(source, None)
         require_files(next_plan, draft)
         make_objects(next_plan, draft)
@@ -281,10 +289,10 @@ class Bucket:
         new_row = Row(path, state.frame.fingerprint.hex(), draft.sparse, number, _next_number(draft, path, manifest))
         published = None
         if draft.base is None and row is None:
-            content = b"".join(pieces(next_plan, source))
+            content = b"".join(bytes_of_plan(next_plan, source))
             published = publish_new(group, new_row, manifest.identity, state, content)
         name = index_name(new_row.generation) if new_row.sparse else ""
-        stored = create_unique(store_of_revision(group, new_row), name, pieces(next_plan, source))
+        stored = create_unique(store_of_revision(group, new_row), name, bytes_of_plan(next_plan, source))
         return _Revised(draft, source, next_plan, new_row, manifest.identity, base, stored, published)
 
     def unstage(self, attempt: Attempt) -> None:
@@ -348,7 +356,7 @@ class Bucket:
         if version is None and row_now is not None and row_now.generation == row.generation:
             base = None if revised.draft.base is None else revised.draft.base.owner
             expected = base.published if isinstance(base, BucketMember) else None
-            content = b"".join(pieces(revised.plan, revised.source))
+            content = b"".join(bytes_of_plan(revised.plan, revised.source))
             # Readers that know the group find the revision all the same.
             with suppress(OSError, B2ArrayError):
                 version = publish_revision(self.store, row, revised.identity, state, content, expected)
@@ -454,11 +462,11 @@ def _write_adoption(current: Revision, note: GroupCommit) -> Revision:
         draft.annotate(group_commit=note)
         change = draft.freeze()
         # The plan of an append keeps the chunks in their places, although the object is then rewritten as a whole.
-        facts = replace(observe(change, current, draft), appendable=True)
+        facts = replace(read_facts(change, current, draft), appendable=True)
         next_plan = plan(change, current, facts)
         next_plan = next_plan.otherwise or next_plan
         chunks = () if current.sparse else read_behind_header(current)
-        content = b"".join(pieces(next_plan, draft, chunks))
+        content = b"".join(bytes_of_plan(next_plan, draft, chunks))
     finally:
         draft.staging.close()
     state = next_plan.require_state()
@@ -524,12 +532,12 @@ def write_earlier_revision(
         keeps=(),
         drops=(),
     )
-    next_plan = plan(alone, None, observe(alone, None, draft))
+    next_plan = plan(alone, None, read_facts(alone, None, draft))
     generation = next_plan.require_state().frame.fingerprint.hex()
     following = draft.staging.next if draft.sparse else 0
     row = Row(path, generation, draft.sparse, note.number, following)
     name = index_name(generation) if row.sparse else ""
-    create_unique(store_of_revision(group, row), name, pieces(next_plan, draft))
+    create_unique(store_of_revision(group, row), name, bytes_of_plan(next_plan, draft))
     return row
 
 

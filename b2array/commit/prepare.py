@@ -37,14 +37,14 @@ from b2array.store.base import Store, Version
 from b2array.store.spans import Span
 
 __all__ = [
+    "bytes_of_plan",
     "copy_frame",
+    "copy_whole",
     "make_objects",
     "make_plan",
-    "observe",
-    "pieces",
     "read_behind_header",
+    "read_facts",
     "require_files",
-    "whole",
 ]
 
 _SALT_NBYTES = 16
@@ -53,19 +53,23 @@ _READ_NBYTES = 2**24
 
 
 def make_plan(draft: Draft, current: Revision | None, *, keep_file: bool = False) -> Plan:
-    """Return the plan for committing a draft on top of the current state; see `Facts` for `keep_file`.
+    """Return the plan for committing a draft on top of the `current` state, or as a new frame (None).
 
     This reads facts from the store, but writes nothing. The caller has encoded open chunks, and rebased the draft.
-    ReadOnlyError: the draft changes the values of a column in a table of python-blosc2.
+    `Facts` explains `keep_file`. ReadOnlyError: the draft changes the values of a column in a table of python-blosc2.
+    LimitError: the file has no room for the chunks of kept states.
     """
     change = draft.freeze()
     if change.changes_values:
         refuse_columns(draft.destination.place)
-    return plan(change, current, observe(change, current, draft, keep_file=keep_file))
+    return plan(change, current, read_facts(change, current, draft, keep_file=keep_file))
 
 
-def observe(change: ChangeSet, current: Revision | None, draft: Draft, *, keep_file: bool = False) -> Facts:
-    """Read the facts that `plan` needs from the store and the staging area, and choose a random salt."""
+def read_facts(change: ChangeSet, current: Revision | None, draft: Draft, *, keep_file: bool = False) -> Facts:
+    """Read the facts that `plan` needs from the store and the staging area, and choose a random salt.
+
+    `change` is the draft as a value. The store is read only for sizes that are not in an index, and for kept states.
+    """
     store = draft.store
     return Facts(
         url=draft.url,
@@ -74,14 +78,17 @@ def observe(change: ChangeSet, current: Revision | None, draft: Draft, *, keep_f
         aside=draft.destination.aside,
         header_room=draft.staging.header_room,
         unnoted=_file_sizes(store, find_unnoted(change, current)),
-        kept=_staying(change, current),
+        kept=_load_remaining_states(change, current),
         salt=os.urandom(_SALT_NBYTES),
         keep_file=keep_file,
     )
 
 
-def _staying(change: ChangeSet, current: Revision | None) -> tuple[State, ...] | None:
-    """Load the kept states that remain in a contiguous frame if a change drops others; None if one is lost."""
+def _load_remaining_states(change: ChangeSet, current: Revision | None) -> tuple[State, ...] | None:
+    """Load the kept states that remain in a contiguous frame after a change that drops others; None if one is lost.
+
+    For other frames and changes, load nothing: `plan` does not need them.
+    """
     if current is None or current.sparse or not change.drops:
         return ()
     stay = ledger_of(current.state).without(change.drops).entries
@@ -92,7 +99,7 @@ def _staying(change: ChangeSet, current: Revision | None) -> tuple[State, ...] |
 
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
-    """Read the sizes of chunks from the headers of their files; omit missing files.
+    """Read the sizes of chunks from the headers of their files, by number; omit missing files.
 
     FormatError: a header is damaged.
     """
@@ -109,9 +116,9 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
 
 
 def require_files(intended: Plan, draft: Draft) -> None:
-    """Look for new files to which the new state refers; ConflictError if `vacuum` has removed one.
+    """Raise ConflictError if `vacuum` has removed a new chunk file to which the new state refers.
 
-    A transaction under way for less than an hour needs no look.
+    This reads the store only if the transaction has been under way for an hour or more.
     """
     if intended.state is None:
         return
@@ -121,13 +128,13 @@ def require_files(intended: Plan, draft: Draft) -> None:
 
 
 def make_objects(intended: Plan, draft: Draft) -> None:
-    """Make the objects to which the new state refers. If the commit fails, `vacuum` removes them."""
+    """Create the objects of a plan, to which the new state refers. If the commit fails, `vacuum` removes them."""
     for name, content in intended.objects.items():
         create_unique(draft.store, name, content)
 
 
-def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
-    """Return an iterator over the bytes of a new file; `old` bytes follow the header, before the new chunks."""
+def bytes_of_plan(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
+    """Return an iterator over the bytes of a new file or object: header, `old` bytes, new chunks, and tail."""
     return chain((intended.header,), old, draft.staging.pieces(intended.pieces), (intended.tail,))
 
 
@@ -145,19 +152,20 @@ def read_behind_header(current: Revision) -> Iterator[Buffer]:
 # Copying chunks.
 
 
-def whole(
+def copy_whole(
     draft: Draft, current: Revision, needed: Sequence[tuple[Kept, Revision]] = (), unneeded: tuple[str, ...] = ()
 ) -> Draft:
     """Begin a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
 
-    The caller has encoded open chunks, and commits or aborts the new draft. The new file keeps the states of the old
-    file, except the `unneeded` ones and the ones that the draft drops, and also keeps the `needed` states. FormatError
-    or SnapshotLostError: a chunk or a kept state cannot be read.
+    The new draft has the changes of `draft`, whose open chunks the caller has encoded; the caller commits or aborts the
+    new one. The new file keeps the states of the old file, except the `unneeded` ones, by name, and the ones that the
+    draft drops. It also keeps the `needed` states, each with its entry. FormatError or SnapshotLostError: a chunk or a
+    kept state cannot be read.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unneeded)).entries
     states = load_kept_states(current.without_disk_cache(), stay)
     kept = [*zip(stay, states, strict=True), *needed]
-    whole = copy_frame(
+    copy = copy_frame(
         draft.reader(),
         draft.store,
         FrameType.CONTIGUOUS,
@@ -167,8 +175,8 @@ def whole(
         kept=[KeptState(*each) for each in kept],
     )
     for keep in draft.delta.keeps:
-        whole.delta.keep(keep)
-    return whole
+        copy.delta.keep(keep)
+    return copy
 
 
 def copy_frame(
@@ -189,7 +197,8 @@ def copy_frame(
 
     If the source is a transaction, this encodes its open chunks first. After an error, it aborts the new draft. With
     `is_same`, it is the same frame in another file. The copy keeps the `kept` states. In a sparse frame, the numbers of
-    chunk files begin with `first`.
+    chunk files begin with `first`. `progress` counts the chunks. The other parameters are as for `Draft`. FormatError
+    or SnapshotLostError: a chunk or a kept state cannot be read.
     """
     old = source.state
     if isinstance(source, Draft):
@@ -223,7 +232,10 @@ def copy_frame(
 
 
 def _without_chunks(old: State, frame_type: FrameType, *, is_same: bool) -> State:
-    """Return the initial state of a copy of a frame. It still has the index of the old frame."""
+    """Return the initial state of a copy of a frame, without kept states, sizes and checksums of chunks.
+
+    It still has the index of the old frame.
+    """
     noted = old.annotations
     # A sparse frame numbers its chunk files again, above the numbers in use.
     goes_on = is_same and old.frame.frame_type == frame_type != FrameType.SPARSE
@@ -237,10 +249,11 @@ def _without_chunks(old: State, frame_type: FrameType, *, is_same: bool) -> Stat
 
 
 def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
-    """Copy kept states to a draft, which will keep them. Chunks in several states are copied once.
+    """Copy kept states to the draft `new`, whose commit will keep them. Chunks in several states are copied once.
 
-    If other software may have overwritten chunks of a state, this compares them with the checksums in the state, and
-    raises FormatError or SnapshotLostError if they differ.
+    The draft has copies of the chunks of the state `old` already. If other software may have overwritten chunks of a
+    kept state, this compares them with the checksums in that state, and raises FormatError or SnapshotLostError if they
+    differ.
     """
     stored = np.flatnonzero(_is_stored(old.frame.offsets)).tolist()
     # A place does not identify a chunk: other software may have written another chunk there.
@@ -279,7 +292,7 @@ def _keys_of(
     records: npt.NDArray[np.uint32],
     numbers: Sequence[int],
 ) -> dict[int, tuple[int, int]]:
-    """Return a key for each chunk that tells chunks of two states apart: the place, and the checksum of the record."""
+    """Return for each chunk in `numbers` a key that tells chunks apart: its code, and the checksum of its record."""
     return {n: (int(offsets[n]), int(records[n])) for n in numbers}
 
 

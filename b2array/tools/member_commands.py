@@ -10,7 +10,7 @@ from b2array.array.described import Attributes
 from b2array.array.schunk import SChunk
 from b2array.catalog.group_places import group_of
 from b2array.catalog.owners import find_frame, load
-from b2array.commit.draft import discard
+from b2array.commit.draft import discard_quietly
 from b2array.errors import UnsupportedError
 from b2array.group import addressing
 from b2array.group.group import Group, open_group
@@ -29,7 +29,7 @@ def remove(url: str, storage_options: Mapping[str, Any], *, recursive: bool) -> 
     if place is None:
         store = open_store(url, storage_options=storage_options)
         load(store)  # raises an error for a missing object and for an object that is not a frame
-        discard(store)
+        discard_quietly(store)
         if find_frame(store) is not None:
             raise OSError(f"{store.url} could not be removed")
         return f"removed {store.url}"
