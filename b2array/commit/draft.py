@@ -66,7 +66,8 @@ class Destination(NamedTuple):
     """The place of a frame, where a new frame may replace an `old` one.
 
     No file can have the name of an existing directory. So if the old frame has the other layout, the new one is first
-    written `aside`. `makes_directory` says whether the first file of the new frame creates the directory of the frame.
+    written to a temporary place: `aside`. `makes_directory` says whether the first file of the new frame creates the
+    directory of the frame.
     """
 
     place: Store
@@ -128,26 +129,29 @@ class Delta:
         return cls(before, np.zeros(nchunks, bool), np.zeros(nchunks, bool), floor=before.floor or 0)
 
     def copy(self) -> Self:
-        """Return a copy to go back to, once later changes of single chunks, whose arrays it shares, are undone."""
+        """Return a copy to go back to; it shares the arrays, so later changes of single chunks must be undone first."""
         return replace(self, attrs=dict(self.attrs))
 
     def keep(self, keep: Keep) -> None:
-        """Note that the commit keeps a state under a free name."""
+        """Make the commit keep a state under a name that the frame does not use yet."""
         self.keeps = (*self.keeps, keep)
 
     def drop(self, name: str) -> None:
-        """Note that the commit drops a kept state of the base."""
+        """Make the commit drop a kept state of the base."""
         self.drops = (*self.drops, name)
 
     def reorder(self, order: npt.NDArray[np.int64]) -> None:
-        """Note another order or count of the chunks; the notes on each chunk move with it."""
+        """Record another order or count of the chunks; what the delta says about each chunk moves with the chunk.
+
+        `order` has the old position for each new one, or -1 for a chunk of zeros.
+        """
         self.epoch += 1
         self.touched, self.read = (np.append(mask, False)[order] for mask in (self.touched, self.read))
         self.order = order if self.order is None else np.append(self.order, -1)[order]
         self.owns_tables = True
 
     def changes_anything(self, annotations: Annotations) -> bool:
-        """Whether there is anything to commit, given the present annotations."""
+        """Whether there is anything to commit, given the present annotations of the draft."""
         return bool(
             self.touched.any()
             or self.attrs
@@ -256,9 +260,9 @@ class Draft(Source):
         return self.base.staleness()
 
     def locate(self, n: int) -> Location | Special:
-        """Return the location of chunk `n`; encode it first if it is open, and note the read of an old chunk.
+        """Return the location of chunk `n`; encode it first if it is open. An old chunk counts as read from now on.
 
-        ChunkLostError: the chunk is lost.
+        ChunkLostError: the chunk is lost. IndexError: there is no such chunk.
         """
         if self.buffer is not None and n in self.buffer.chunks:
             self.flush((n,))
@@ -285,13 +289,13 @@ class Draft(Source):
         return [self.staging.read(span.start, span.stop) if span.name == SPOOL else next(views) for span in spans]
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read spans of bytes to their places in one buffer."""
+        """Read spans of bytes into one new buffer of `nbytes` bytes, each at its place, and return the buffer."""
         if self.base is None or SPOOL in [span.name for span in spans]:
             return join_views_at(self.read(spans), places, nbytes)
         return self.base.gather(spans, places, nbytes)
 
     def reader(self, state: State | None = None) -> Self:
-        """Return a copy that notes no reads, with the present state or an earlier `state` that the commit will keep.
+        """Return a copy whose reads do not count, with the present state or a `state` that the commit will keep.
 
         The copy shares the staged chunks and, with the present state, the open chunks.
         """
@@ -306,11 +310,11 @@ class Draft(Source):
     # Chunks.
 
     def put(self, n: int, buf: bytes) -> None:
-        """Stage a chunk, and replace chunk `n` by it; a chunk of zeros or NaN is not stored."""
+        """Stage the chunk `buf`, and replace chunk `n` by it; a chunk of zeros or NaN is not stored if possible."""
         self.set_chunk(n, self.store_chunk(n, buf))
 
     def store_chunk(self, n: int, buf: bytes) -> Staged:
-        """Stage a chunk that will be chunk `n`; if possible, an index entry stands for a chunk of zeros or NaN.
+        """Stage the chunk `buf`, which will be chunk `n`; a chunk of zeros or NaN is not stored if possible.
 
         The draft's index does not change: pass the result to `set_chunk`. Raises the errors of `stage_chunk`.
         """
@@ -321,10 +325,11 @@ class Draft(Source):
         return self.stage_chunk(n, buf, head)
 
     def stage_chunk(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
-        """Stage a chunk that will be chunk `n`, and store its bytes even if it is all zeros; the index does not change.
+        """Stage the chunk `buf`, which will be chunk `n`, and store its bytes even if it is all zeros.
 
-        ConflictError: the transaction has ended, or the directory of the frame was deleted, moved or replaced by a
-        file.
+        The draft's index does not change: pass the result to `set_chunk`. `head` is the parsed beginning of the chunk,
+        if the caller knows it. ConflictError: the transaction has ended, or the directory of the frame was deleted,
+        moved or replaced by a file.
         """
         try:
             return self.staging.put(n, buf, self.state.sizes.shape[1], head)
@@ -334,7 +339,7 @@ class Draft(Source):
             raise _make_place_error(self.url, error) from None
 
     def set_chunk(self, n: int, staged: Staged) -> None:
-        """Make the index refer to a staged chunk as chunk `n`, and note the change.
+        """Make the index refer to a staged chunk as chunk `n`, which counts as changed from now on.
 
         This drops an open chunk with the same number, and the mark of a lost chunk. Inside an `attempt`, the change can
         be undone.
@@ -394,11 +399,11 @@ class Draft(Source):
     # Geometry and metadata.
 
     def annotate(self, **fields: Any) -> None:
-        """Set fields of the annotations in the state."""
+        """Set fields of the annotations in the draft's state."""
         self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
 
     def set_attr(self, name: str, content: bytes | None) -> None:
-        """Set an attribute, or remove it (None), and note the change.
+        """Set an attribute to its packed value, or remove it (None).
 
         It is in a separate metalayer if it fits, else in b2array's metalayer.
         """
@@ -419,7 +424,7 @@ class Draft(Source):
         self.restructure(np.asarray(order, np.int64).reshape(-1), geometry)
 
     def restructure(self, order: npt.NDArray[np.int64], geometry: Frame) -> None:
-        """Do the same as `reindex`, given a frame with all new fields; raise ValueError in a fork."""
+        """Do the same as `reindex`, given a frame `geometry` with all new fields. ValueError: this is a fork."""
         self.refuse_in_fork("change the shape, or the order of the chunks: resize before you fork")
         if self.buffer is not None and self.buffer.chunks:
             open_chunks = self.buffer.chunks
@@ -429,13 +434,19 @@ class Draft(Source):
         self.delta.reorder(order)
 
     def refuse_in_fork(self, action: str) -> None:
-        """Raise ValueError if this is a fork, because the changes of forks are merged in no fixed order."""
+        """Raise ValueError if this is a fork, because forks are merged in no fixed order.
+
+        `action` completes the message, which begins with "a fork cannot".
+        """
         if self.point is not None:
             raise ValueError(f"a fork cannot {action}")
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Undo the changes of the block if it raises; ConflictError if the transaction has ended."""
+        """Undo the changes that the block makes to this draft if it raises. ConflictError: the transaction has ended.
+
+        Such blocks can be nested.
+        """
         self.staging.require_open()
         # The log undoes changes of single chunks. For all other changes, the draft goes back to this state and delta.
         state, delta = self.state, self.delta.copy()
@@ -465,7 +476,7 @@ class Draft(Source):
         return self.base is None or is_written or self.delta.changes_anything(self.state.annotations)
 
     def freeze(self) -> ChangeSet:
-        """Return all changes as a value.
+        """Return the changes since the base as a value; in a fork, only the changes of the fork.
 
         This does not encode open chunks. They count as read, because their changes are not staged yet.
         """
@@ -504,9 +515,9 @@ class Draft(Source):
     def rebase(self, current: Revision, *, is_equal: bool = False) -> None:
         """Put the changes on top of the `current` state, which another writer has committed: it becomes the base.
 
-        New chunks whose files may have been deleted are copied to other files. With `is_equal`, the state equals the
-        base and has the chunks in the same places. ConflictError: the other writer has changed a chunk or a value on
-        which these changes depend.
+        New chunks whose files may have been deleted are copied to other files. With `is_equal`, the caller knows that
+        the state equals the base and has the chunks in the same places. ConflictError: the other writer has changed a
+        chunk or a value on which these changes depend.
         """
         _renumber(self)
         if self.base is None or current.generation == self.base.generation:
@@ -524,7 +535,10 @@ class Draft(Source):
     # The end.
 
     def settle(self, committed: Frame) -> None:
-        """Clean up after a commit: refuse new chunks, end the forks, and remove the files that no index names."""
+        """Clean up after a commit: end the transaction and its forks, and remove new files that no index names.
+
+        `committed` is the frame after the commit. Errors of the store are ignored when files are removed.
+        """
         self.staging.close()
         if self.forks is not None:
             self.forks.at_end.close()
@@ -536,10 +550,10 @@ class Draft(Source):
                 self.store.withdraw(unused)
 
     def abort(self) -> None:
-        """Give up the changes: refuse new chunks, remove their files unless an index names them, and end the forks.
+        """Give up the changes: end the transaction and its forks, and remove their files unless an index names them.
 
-        In a process that was forked from the process of the transaction, and while the interpreter ends, this removes
-        nothing.
+        This removes the directory that a new frame has made as well. In a process that was forked from the process of
+        the transaction, and while the interpreter ends, this removes nothing.
         """
         self.staging.close()
         if not self.staging.is_ours or threads.is_ending():
@@ -560,7 +574,7 @@ class Draft(Source):
 def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Destination, Store]:
     """Look for an old frame; return the destination of a new one, and the store to write to.
 
-    If the place is occupied, that store is beside it.
+    With `overwrite`, that store is beside the place if a frame of the other layout is there.
     """
     old = find_frame(place) if overwrite else None
     # If a group lists revisions, frames of both layouts can be in one place at the same time.
@@ -571,7 +585,10 @@ def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Des
 
 
 def _new_staging(draft: Draft, first: int) -> Staging:
-    """Return an empty staging area: chunks of a sparse frame get files, other chunks a spool in memory or in a file."""
+    """Return an empty staging area: chunks of a sparse frame get files, other chunks a spool in memory or in a file.
+
+    Numbers of files are not below `first`.
+    """
     if draft.sparse:
         return Staging(draft.store, None, _first_number(draft, first))
     base, place = draft.base, draft.destination.place
@@ -589,7 +606,7 @@ def _new_staging(draft: Draft, first: int) -> Staging:
 
 
 def _first_number(draft: Draft, first: int) -> int:
-    """Return the first number for the file of a chunk that no state of the frame has used."""
+    """Return the first number for the file of a chunk that no state in the frame's place has used; at least `first`."""
     old = draft.destination.old
     if draft.base is not None:
         return _first_free(draft.state)
@@ -605,7 +622,7 @@ def _first_free(state: State) -> int:
 
 
 def _with_used_numbers(new: State, old: Revision | None) -> State:
-    """Return the state of a new frame; if it is contiguous, with a note of the numbers that chunks had in its place.
+    """Return the state of a new frame; if it is contiguous, it records the numbers that chunks had in its place.
 
     A delayed request to delete an old chunk must not delete a chunk of a later frame.
     """
@@ -615,9 +632,9 @@ def _with_used_numbers(new: State, old: Revision | None) -> State:
 
 
 def _renumber(draft: Draft) -> None:
-    """Copy new chunks to other files if their numbers belong to files that were deleted meanwhile.
+    """Copy new chunks to files above the floor if a commit has raised the floor since the draft began.
 
-    A request to delete such a file may be delayed or repeated. ConflictError: the file of such a chunk is gone.
+    A request to delete a file below the floor may be delayed or repeated. ConflictError: such a file is gone already.
     """
     floor = draft.state.annotations.floor or 0
     if draft.base is not None and floor > draft.delta.floor:
@@ -653,7 +670,10 @@ def rise_above(draft: Draft, floor: int) -> bool:
 
 @contextmanager
 def detect_replacement(draft: Draft) -> Iterator[None]:
-    """Raise ConflictError if the directory of a draft's frame was deleted or moved, or is a file now."""
+    """Turn the error of a block into ConflictError if the directory of a draft's frame was deleted, moved or replaced.
+
+    A draft of a new frame has no such directory: then the error stays the same.
+    """
     try:
         yield
     except MISSING as error:
@@ -669,7 +689,7 @@ def _make_place_error(url: str, error: OSError) -> ConflictError:
 
 
 def _is_vacant(store: Store) -> bool:
-    """Ask the store whether a new local frame will create its own directory."""
+    """List the place of a new local frame: whether it does not exist, so that the frame will create its directory."""
     if store.in_process or not store.can.local:
         return False
     try:
@@ -684,8 +704,8 @@ def _is_vacant(store: Store) -> bool:
 def withdraw(store: Store, files: CreatedFiles) -> None:
     """Remove the created files that no state in the store needs, as far as possible; without locks, do nothing.
 
-    This reads the present state and the kept states of the frame, under the locks of the groups around it. If another
-    writer holds such a lock, or a commit may have succeeded, it does nothing.
+    This reads the present state, the kept states, and the states that snapshots of groups need, under the locks of the
+    groups around the frame. If another writer holds such a lock, or a commit may have succeeded, it does nothing.
     """
     if files.is_needed or not store.can.lock or not files.rows().size:
         return
@@ -715,14 +735,14 @@ def _set(state: State, n: int, staged: Staged) -> None:
 
 
 def _undo_set(state: State, mask: Mask, digests: dict[int, bytes], n: int, was: Staged, touched: bool) -> None:
-    """Enter the old chunk again in the index and the tables of a state, in place, with its old mark and digest."""
+    """Enter the old chunk `was` again as chunk `n` in a state, in place, with its old mark in `mask` and its digest."""
     _set(state, n, was)
     mask[n] = touched
     digests[n] = was.digest
 
 
 def warn_of_forgotten(draft: Draft) -> None:
-    """Warn of the forks of a draft that were never merged; the draft was committed."""
+    """Warn the user of forks of a committed draft that were never merged."""
     if draft.forks is not None:
         draft.forks.roster.warn_of_forgotten(draft.url)
 
@@ -735,7 +755,7 @@ def discard_quietly(store: Store) -> None:
 
 
 def make_removed_error(url: str, names: Sequence[str]) -> ConflictError:
-    """Return the error for a writer whose files `vacuum` has removed."""
+    """Return the error for a writer whose files, with these `names`, `vacuum` has removed."""
     return ConflictError(f"{url}: somebody removed {', '.join(names)} before the commit that needs them")
 
 

@@ -47,7 +47,7 @@ from b2array.format.ledger import DIGEST_NBYTES, Ledger, has_room, ledger_of, ob
 from b2array.format.state import State, layers_with, parse, with_text_nbytes
 from b2array.frame.revision import Revision
 
-__all__ = ["CommitStep", "Facts", "Plan", "find_unnoted", "plan"]
+__all__ = ["CommitStep", "Facts", "Plan", "files_without_size", "plan"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -85,8 +85,8 @@ class Facts:
         Whether a new frame replaces one of the other layout.
     header_room : int, optional
         The number of bytes for a header in the spool's file; None if there is no such file.
-    unnoted : mapping of int to int
-        The sizes in bytes, by number, of chunk files whose sizes neither the index nor the change notes. Missing files
+    file_sizes : mapping of int to int
+        The sizes in bytes, by number, of chunk files whose sizes neither the index nor the change has. Missing files
         are not in it.
     kept : tuple of State, optional
         If the change drops kept states, the kept states that remain: they determine how much becomes dead space. None
@@ -102,7 +102,7 @@ class Facts:
     locks: bool = True
     aside: bool = False
     header_room: int | None = None
-    unnoted: Mapping[int, int] = field(default_factory=dict)
+    file_sizes: Mapping[int, int] = field(default_factory=dict)
     kept: tuple[State, ...] | None = ()
     salt: bytes = b""
     keep_file: bool = False
@@ -114,7 +114,7 @@ class Plan:
 
     Parameters
     ----------
-    step : Step
+    step : CommitStep
         How the frame gets its next state.
     header, tail : bytes
         Header, index and trailer of that state. They are empty for `COMPACT`: another plan follows after all chunks
@@ -147,14 +147,19 @@ class Plan:
         return self.step in (CommitStep.COMPACT, CommitStep.REPLACE_FILE)
 
     def require_state(self) -> State:
-        """Return the next state; ValueError if it is not known yet."""
+        """Return the next state; ValueError for a `COMPACT` plan, which does not know it yet."""
         if self.state is None:
             raise ValueError("a frame that is compacted first has no next state yet")
         return self.state
 
 
 def plan(change: ChangeSet, current: Revision | None, facts: Facts) -> Plan:
-    """Decide how to commit a change on top of the current state; the `current` state is None for a new frame."""
+    """Decide how to commit a change on top of the current state, and pack the next one; do no I/O.
+
+    `current` is None for a new frame. An empty `COMPACT` plan means: copy all chunks to a draft of a new frame first,
+    and then plan the commit of that draft; `otherwise` is the plan if a chunk cannot be copied. LimitError: the file
+    has no room for the chunks of kept states.
+    """
     if current is None:
         step = CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME
         return _pack_next(change, None, facts, step)
@@ -163,6 +168,7 @@ def plan(change: ChangeSet, current: Revision | None, facts: Facts) -> Plan:
     if not facts.appendable:
         return Plan(CommitStep.COMPACT)
     # If all chunks are new, their file can replace the old one, and they are not written again after the old chunks.
+    # That file has room for a header as long as the base had; another writer may have committed a longer one since.
     has_all = change.numbers.size == current.frame.nchunks
     refers_to_old = change.is_structural or (change.codes >= 0).any()
     keeps_others = facts.keep_file or bool(current.state.annotations.kept)
@@ -177,7 +183,10 @@ def plan(change: ChangeSet, current: Revision | None, facts: Facts) -> Plan:
 
 
 def _fits(current: Revision, intended: Plan) -> bool:
-    """Whether one small write can replace the old header by the new one."""
+    """Whether the headers differ only in the first bytes of the file, so that one small write can replace the old one.
+
+    A frame without chunks never fits, because other software expects its trailer right after the header.
+    """
     if intended.state is None or not intended.state.frame.nchunks:
         return False
     old, new = current.header, intended.header
@@ -196,9 +205,9 @@ def _is_mostly_dead(state: State) -> bool:
 
 
 def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
-    """Return the number of dead bytes in a contiguous file; None if the sizes of chunks are not noted.
+    """Return the number of dead bytes in a contiguous file; None if the sizes of its chunks are unknown.
 
-    Up to the ledger's floor, kept states need all bytes except the ones that the ledger lists.
+    Up to the ledger's floor, kept states need all bytes except as many as the ledger counts as dead.
     """
     offsets, sizes = state.frame.offsets, state.sizes
     nbytes, above = sizes[:, 0], offsets >= ledger.floor
@@ -213,7 +222,7 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 
 
 def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: CommitStep) -> Plan:
-    """Return the plan that leads to the next state by this step, with the packed state.
+    """Apply a change, pack the next state, and return the plan that leads to it by this step.
 
     LimitError: the file has no room for the chunks of kept states.
     """
@@ -285,7 +294,10 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
 
 
 def _start(change: ChangeSet, current: Revision | None) -> State:
-    """Return the state to which a change is made: the current one, or the first one of a new frame."""
+    """Return the state to which a change is made: the current one, or the first one of a new frame.
+
+    ValueError: there is neither.
+    """
     if current is not None:
         return current.state
     if change.new is None:
@@ -294,9 +306,10 @@ def _start(change: ChangeSet, current: Revision | None) -> State:
 
 
 class _Placed(NamedTuple):
-    """The places of the spooled chunks: the start of each chunk by its row, the pieces, and the end of the chunks.
+    """Where the spooled chunks will be in the file, in bytes from the end of its header.
 
-    Places are in bytes from the end of the header.
+    `starts` has the place of each chunk, by its row in `ChangeSet.extents`, and `end` is the end of the last chunk.
+    `pieces` has the ranges of the spool to copy there, as `Plan` has them.
     """
 
     starts: Int64Array
@@ -325,7 +338,10 @@ class _Placed(NamedTuple):
 
 
 def _place_chunks(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
-    """Place the chunks in the indexes one after the other, in the order in which they were spooled."""
+    """Place the spooled chunks of the next state one after the other from `data_start` on, in the order of the spool.
+
+    `codes` is the index of the next state. Chunks that only a kept state has are placed as well, but no others.
+    """
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
     # Do not search a large index: the change lists the new chunks in it.
@@ -351,7 +367,10 @@ def _in_spool(change: ChangeSet) -> _Placed:
 
 
 class _Keeping(NamedTuple):
-    """The packed ledger of the next state, and the packed kept states: some before the index, some in objects."""
+    """The packed ledger of the next state, and the packed kept states that it does not contain.
+
+    The ones in `inside` are between the chunks and the index, and the ones in `objects` are separate, by name.
+    """
 
     ledger: bytes | None
     inside: bytes = b""
@@ -359,9 +378,10 @@ class _Keeping(NamedTuple):
 
 
 def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
-    """Pack the states that a change keeps, and the ledger that lists them; `coming` is the state after the change.
+    """Pack the states that a change keeps, and the ledger that lists all kept states.
 
-    LimitError: the file has no room for the chunks of kept states.
+    `coming` is the state after the change, and `placed` has the places of its new chunks. LimitError: the file has no
+    room for the chunks of kept states.
     """
     _require_room(change, current, coming, facts)
     is_ours = current is None or current.frame.is_ours
@@ -416,7 +436,10 @@ def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: Sta
 
 
 def _require_room(change: ChangeSet, current: Revision | None, coming: State, facts: Facts) -> None:
-    """Raise LimitError if a file without chunks would have to hold the chunks of kept states."""
+    """Raise LimitError if a contiguous file without chunks would have to hold the chunks of kept states.
+
+    `coming` is the state after the change.
+    """
     if coming.frame.frame_type == FrameType.SPARSE or coming.frame.nchunks:
         return
     entries = () if current is None else ledger_of(current.state).without(change.drops).entries
@@ -432,7 +455,10 @@ def _require_room(change: ChangeSet, current: Revision | None, coming: State, fa
 
 
 def _with_places(keep: Keep, coming: State, placed: _Placed) -> State:
-    """Return the state that a change keeps, with places instead of codes in its index."""
+    """Return the state that a change keeps, with places instead of codes in its index.
+
+    Unless `keep` has an earlier state, it is the `coming` one.
+    """
     if keep.state is None:
         return coming
     offsets = placed.replace_codes(keep.state.frame.offsets)
@@ -444,7 +470,7 @@ def _with_places(keep: Keep, coming: State, placed: _Placed) -> State:
 
 
 def _needed_nbytes(states: Iterable[State]) -> int:
-    """Return the number of bytes of all chunks of these states in a contiguous file, including their records."""
+    """Return the number of bytes of all chunks of these states in a contiguous file, with their records, each once."""
     places, sizes = [], []
     for state in states:
         stored = state.frame.offsets >= 0
@@ -456,7 +482,7 @@ def _needed_nbytes(states: Iterable[State]) -> int:
 
 
 def _with_filters(change: ChangeSet, state: State) -> Frame:
-    """Return the frame with the filters in its header that other software will use for further chunks.
+    """Return the frame of a state with the filters that other software will use for further chunks.
 
     If the filters depend on the data, the first chunk in the first commit with data determines them. Later commits do
     not change the header. Chunks that other processes have put do not count.
@@ -475,7 +501,7 @@ def _with_filters(change: ChangeSet, state: State) -> Frame:
 
 
 def _digest(change: ChangeSet, facts: Facts) -> bytes:
-    """Return a digest of the base and the chunks that are put on top of it.
+    """Return a digest that identifies a commit: of its base, its chunks and the salt.
 
     Without it, two frames with equal metadata and different data could have the same generation. The salt distinguishes
     this commit from an earlier equal one.
@@ -492,14 +518,14 @@ _NO_FILES = np.zeros(0, np.int64)
 
 
 class _Count(NamedTuple):
-    """The numbers of chunk files, and their sizes in bytes; 0 for a size that was not noted."""
+    """The numbers of chunk files, and their sizes in bytes; 0 for a size that neither index nor change has."""
 
     numbers: Int64Array
     nbytes: Int64Array
 
 
 def _counts(change: ChangeSet, current: Revision | None) -> tuple[int, _Count, _Count]:
-    """Return the total size of files before a change, the files that it removes from the index, and the files it adds.
+    """Return the total size of the files before a change, the files that leave the index, and the files that enter it.
 
     If b2array wrote the base, the sum in its header is correct, so this counts only added and removed chunks. Otherwise
     the size before is 0, and every file counts as added.
@@ -527,8 +553,8 @@ def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
     return _Count(numbers[stored], nbytes[stored].astype(np.int64))
 
 
-def find_unnoted(change: ChangeSet, current: Revision | None) -> list[int]:
-    """Return the numbers of the chunk files whose sizes `plan` needs and which were not noted."""
+def files_without_size(change: ChangeSet, current: Revision | None) -> list[int]:
+    """Return the numbers of the chunk files whose sizes `plan` needs, but neither the index nor the change has."""
     if _start(change, current).frame.frame_type != FrameType.SPARSE:
         return []
     _, gone, came = _counts(change, current)
@@ -536,7 +562,7 @@ def find_unnoted(change: ChangeSet, current: Revision | None) -> list[int]:
 
 
 def _without_size(count: _Count) -> list[int]:
-    """Return the numbers of the files whose sizes were not noted."""
+    """Return the numbers of the files whose sizes are unknown."""
     numbers: list[int] = count.numbers[count.nbytes == 0].tolist()
     return numbers
 
@@ -548,7 +574,7 @@ def _stored_nbytes(change: ChangeSet, current: Revision | None, facts: Facts) ->
 
 
 def _total(count: _Count, facts: Facts) -> int:
-    """Return the total size of files in bytes, with the sizes in `facts` where none was noted."""
+    """Return the total size of files in bytes, with unknown sizes from `facts`."""
     # A missing file takes no bytes.
-    sizes = [facts.unnoted.get(number, 0) for number in _without_size(count)]
+    sizes = [facts.file_sizes.get(number, 0) for number in _without_size(count)]
     return int(count.nbytes.sum()) + sum(sizes)

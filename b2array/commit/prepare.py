@@ -19,7 +19,7 @@ from b2array.commit.columns import refuse_columns
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, make_removed_error, mark_lost
 from b2array.commit.outcomes import create_unique
-from b2array.commit.plan import Facts, Plan, find_unnoted, plan
+from b2array.commit.plan import Facts, Plan, files_without_size, plan
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, SnapshotLostError, prefix_error, prefix_errors
 from b2array.format import index
@@ -77,7 +77,7 @@ def read_facts(change: ChangeSet, current: Revision | None, draft: Draft, *, kee
         locks=store.can.lock,
         aside=draft.destination.aside,
         header_room=draft.staging.header_room,
-        unnoted=_file_sizes(store, find_unnoted(change, current)),
+        file_sizes=_file_sizes(store, files_without_size(change, current)),
         kept=_load_remaining_states(change, current),
         salt=os.urandom(_SALT_NBYTES),
         keep_file=keep_file,
