@@ -93,7 +93,7 @@ class New:
 
 
 def _new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any) -> New:
-    """Restore a pickled `New` from its parts."""
+    """Restore a pickled `New` from its parts; `rest` are the arguments after `state`."""
     state = with_index(thin, packed_index, annotations)
     return New(state, *rest)
 
@@ -233,7 +233,7 @@ class ChangeSet:
 
     @property
     def _leaves_state(self) -> bool:
-        """Whether the state stays the same; only the names of kept states may change."""
+        """Whether the commit leaves the state as it is; only the list of kept states may change."""
         touched = self.numbers.size or self.attrs or self.is_structural or self.compacts
         return not touched and self.before == self.after
 
@@ -248,7 +248,10 @@ def copy_for_changes(state: State) -> State:
 
 
 def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
-    """Return a state whose chunks have another order, count or size; `ChangeSet` describes the parameters."""
+    """Return a state whose chunks have another order, count or size; `ChangeSet` describes the parameters.
+
+    Chunks that are lost stay marked as lost under their new numbers.
+    """
     # An order of -1 picks the last row, so append a row for a chunk of zeros to each table.
     zeros = index.special_offset(Special.ZEROS)
     offsets = np.append(state.frame.offsets, zeros)[order]
@@ -281,7 +284,10 @@ def _with_width(sizes: Sizes, width: int) -> Sizes:
 
 
 def apply_change(change: ChangeSet, state: State) -> State:
-    """Return the state that results from a change; in its index, the chunks that the change puts have codes."""
+    """Return the state that results from a change on top of `state`, which does not change.
+
+    In its index, the chunks that the change puts have codes.
+    """
     annotations = notes.merge(change.before, change.after, state.annotations)
     if change.order is not None and change.geometry is not None:
         state = reindex_state(state, change.order, change.geometry)
@@ -299,7 +305,7 @@ def apply_change(change: ChangeSet, state: State) -> State:
 def rebase_change(change: ChangeSet, base: Revision, current: Revision) -> ChangeSet:
     """Return a change of the `base` state as a change of the `current` one, which other writers committed later.
 
-    ConflictError: another writer has changed something that this change reads or changes.
+    No chunk changes its code. ConflictError: another writer has changed something that this change reads or changes.
     """
     if current.generation == change.base:
         return change
@@ -371,10 +377,10 @@ def _check_chunks(change: ChangeSet, base: Revision, current: Revision) -> None:
 
 
 def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
-    """Join one or more changes of forks of the same state of a transaction.
+    """Join one or more changes of forks of the same state of a transaction, and return one change.
 
-    ConflictError: the forks started from different states, two forks have put different bytes into one chunk, or they
-    have given an attribute or an annotation different values.
+    `url` is the frame, for messages. ConflictError: the forks started from different states, two forks have put
+    different bytes into one chunk, or they have given an attribute or an annotation different values.
     """
     joined = list(changes)
     # Join in pairs, and then pairs of pairs: this copies each row only a few times.
@@ -450,7 +456,10 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
 
 
 def _join_segments(a: ChangeSet, b: ChangeSet) -> tuple[tuple[Segment, ...], Int64Array]:
-    """Return the segments of two changes, each segment once, and all extents with addresses in these segments."""
+    """Return the segments of two changes, each segment once, and the extents of both, with addresses in these segments.
+
+    The extents of `a` come first.
+    """
     segments = list(a.segments)
     places = {_key(segment): k for k, segment in enumerate(segments)}
     moves = []
@@ -485,7 +494,7 @@ def _are_equal(
     b: ChangeSet,
     of_b: Int64Array,
 ) -> npt.NDArray[np.bool_]:
-    """Return for each pair of rows whether two forks have put the same bytes into the chunk."""
+    """Return for each pair of rows, in `of_a` and `of_b`, whether two forks have put the same bytes into the chunk."""
     if a.of_fork is None or b.of_fork is None:
         return np.zeros(len(of_a), bool)
     digests_of_a = a.of_fork.digests[of_a]

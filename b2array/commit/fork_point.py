@@ -49,7 +49,7 @@ class ForkPoint:
         All changes of the transaction up to this point.
     fork : bytes
         The identity of the fork that this copy of the point belongs to; empty outside of forks.
-    first, place : int, str
+    first, directory : int, str
         The number of the first file for chunks of forks, and the directory for them, if they are in one.
     process, since : int, float
         The identifier of the transaction's process, and the time of the fork.
@@ -67,7 +67,7 @@ class ForkPoint:
     change: ChangeSet
     fork: bytes = b""
     first: int = 0
-    place: str = ""
+    directory: str = ""
     process: int = field(default_factory=os.getpid)
     since: float = field(default_factory=time.time)
     files: CreatedFiles = field(default_factory=CreatedFiles)
@@ -88,7 +88,10 @@ class ForkPoint:
         return self.state.frame.frame_type == FrameType.SPARSE and not self.store.in_process
 
     def codes_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the codes (see `Draft`) that chunks had in the transaction, given their numbers without repetition."""
+        """Return the codes (see `ChangeSet`) that chunks had in the transaction at this point.
+
+        `numbers` has no repeated numbers.
+        """
         change = self.change
         # After a change of the order, a position in the base stands for another chunk.
         if change.order is not None:
@@ -100,7 +103,7 @@ class ForkPoint:
         return codes
 
     def attr(self, name: str) -> bytes | None:
-        """Return the value that an attribute had in the transaction; None if it had none."""
+        """Return the packed value that an attribute had in the transaction at this point; None if it had none."""
         attrs = self.change.attrs
         return attrs[name] if name in attrs else self.state.attr(name)
 
@@ -109,9 +112,9 @@ class ForkPoint:
         """The store with the journal; None without a journal, because the pickles of forks contain all chunks."""
         if self.uses_files:
             return self.store
-        if not self.place:
+        if not self.directory:
             return None
-        store = LocalStore(self.place, within=Path(self.store.url).parent)
+        store = LocalStore(self.directory, within=Path(self.store.url).parent)
         store.root = self.store.root
         return store
 
@@ -132,14 +135,17 @@ class ForkPoint:
             make_portable(self.change),
             self.fork,
             self.first,
-            self.place,
+            self.directory,
             self.process,
             self.since,
         )
 
 
 def _point(store: Store, base: Revision | None, transaction: bytes, *rest: Any) -> ForkPoint:
-    """Restore a pickled fork point; in the process of its transaction, with the list of the transaction's files."""
+    """Restore a pickled fork point; in the process of its transaction, with the list of the transaction's files.
+
+    `rest` are the further arguments of `ForkPoint`.
+    """
     # The store of the base may have open files, so share this store.
     point = ForkPoint(store if base is None else base.store, base, transaction, *rest)
     files = UNDER_WAY.get(transaction)
@@ -154,13 +160,13 @@ def make_portable(change: ChangeSet) -> ChangeSet:
 
 @dataclass(slots=True)
 class Roster:
-    """The names of the forks of a draft, and of all forks whose changes were merged into it."""
+    """The identities of the forks of a draft, and of all forks whose changes were merged into it."""
 
     created: set[bytes] = field(default_factory=set)
     merged: set[bytes] = field(default_factory=set)
 
     def warn_of_forgotten(self, url: str) -> None:
-        """Warn of forks that were never merged."""
+        """Warn the user of forks that were never merged; `url` is the frame."""
         forgotten = len(self.created - self.merged)
         if forgotten:
             count = len(self.created)
@@ -175,8 +181,8 @@ class Forks:
     ----------
     transaction : bytes
         The identity of the draft, as its forks know it.
-    first, place : int, str
-        The place for the chunks of forks: the `first` and `place` of each `ForkPoint`.
+    first, directory : int, str
+        The place for the chunks of forks: the `first` and `directory` of each `ForkPoint`.
     last : ForkPoint, optional
         The latest point.
     bases : dict of str to Revision
@@ -189,7 +195,7 @@ class Forks:
 
     transaction: bytes
     first: int
-    place: str
+    directory: str
     last: ForkPoint | None = None
     bases: dict[str, Revision] = field(default_factory=dict)
     roster: Roster = field(default_factory=Roster)

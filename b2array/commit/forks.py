@@ -74,7 +74,6 @@ __all__ = [
     "check_related",
     "commit_changes",
     "fork",
-    "has_forks",
     "make_fork_point",
     "merge",
     "merge_changes",
@@ -82,36 +81,40 @@ __all__ = [
     "prepare_merge",
     "remove_journal",
     "take_over",
+    "was_committed",
     "write_part",
 ]
 
-_YOUNG_SECONDS = 600.0
-"""After how many seconds the process of a transaction rewrites the journal, so that it stays young."""
+_JOURNAL_SECONDS = 600.0
+"""After how many seconds the process of a transaction rewrites the journal, so that its timestamp stays recent."""
 _IN_MEMORY = 2**20
 """Up to how many bytes of new chunks a fork of a local file keeps in memory, before it writes them to its file."""
 
 Part = tuple[slice, ...]
 
 
-def _register_forks(draft: Draft) -> Forks:
-    """Return the register of a draft's forks; the first call creates it, and gives the draft an identity."""
+def _ensure_register(draft: Draft) -> Forks:
+    """Return the register of a draft's forks; the first call creates it, with a new identity for the draft.
+
+    That call also enters the draft's files in `UNDER_WAY`.
+    """
     if draft.forks is None:
         transaction = os.urandom(16)
         point = draft.point
         if point is None:
-            first, place = _shared_place(draft, transaction)
+            first, directory = _choose_first_and_directory(draft, transaction)
         else:
-            first, place = point.first, point.place
-        draft.forks = Forks(transaction, first, place)
+            first, directory = point.first, point.directory
+        draft.forks = Forks(transaction, first, directory)
         # A fork point that is unpickled in this process finds the files of its transaction here.
         UNDER_WAY[transaction] = draft.staging.files
     return draft.forks
 
 
-def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
-    """Choose the place for the chunks of forks: return the number of their first file, and the path of a directory.
+def _choose_first_and_directory(draft: Draft, transaction: bytes) -> tuple[int, str]:
+    """Choose where forks put chunks: return the number of their first file, and the path of a directory for them.
 
-    The path is "" if the chunks are not in a directory beside the file.
+    The path is "" if the chunks are not in a directory beside the file. `transaction` is the identity of the draft.
     """
     if draft.store.in_process:
         return 0, ""
@@ -136,7 +139,7 @@ def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
     # The forks of a fork use the journal that its transaction has written.
     is_first = draft.point is None and draft.forks is None
-    forks = _register_forks(draft)
+    forks = _ensure_register(draft)
     if draft.base is not None:
         forks.bases[draft.base.generation] = draft.base
     point = ForkPoint(
@@ -147,14 +150,14 @@ def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
         draft.delta.epoch,
         _whole_change(draft),
         first=forks.first,
-        place=forks.place,
+        directory=forks.directory,
         files=draft.staging.files,
         makes_directory=draft.destination.makes_directory,
     )
     if forks.last is not None:
         number = forks.last.number
         # Forks of the same state are siblings, and may be merged into each other.
-        if not _is_unchanged(forks.last.change, point.change):
+        if not _has_same_chunks_and_metadata(forks.last.change, point.change):
             number += 1
         point = replace(point, number=number)
     forks.last = point
@@ -163,12 +166,12 @@ def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
             _write_journal(point)
         if not lasts:
             forks.at_end.callback(remove_journal, point)
-            forks.at_end.callback(_keep_young(point))
+            forks.at_end.callback(_keep_journal_recent(point))
     return point
 
 
 def _whole_change(draft: Draft) -> ChangeSet:
-    """Return all changes since the base. For a fork, they include the changes of its transaction."""
+    """Return all changes since the base as a value. For a fork, they include the changes of its transaction."""
     change = draft.freeze()
     if draft.point is None:
         return change
@@ -188,9 +191,9 @@ def _whole_change(draft: Draft) -> ChangeSet:
     )
 
 
-def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
-    """Whether a transaction has the same changes at two points."""
-    # Different chunks have different codes, so comparing codes is enough.
+def _has_same_chunks_and_metadata(one: ChangeSet, other: ChangeSet) -> bool:
+    """Whether a fork would show the same at two points. What the commit keeps, drops or compacts does not count."""
+    # Different chunks have different codes, so comparing codes is enough. Each change of the order makes a new array.
     return (
         one.base == other.base
         and one.attrs == other.attrs
@@ -202,7 +205,7 @@ def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
 
 
 def _write_journal(point: ForkPoint) -> None:
-    """Write or replace the journal in the store; do nothing if the forks need none."""
+    """Write the journal of a write by forks, or replace it by an equal one; do nothing if the forks need none."""
     store = point.journal_store
     if store is not None:
         generation = "" if point.base is None else point.base.generation
@@ -214,9 +217,9 @@ def _write_journal(point: ForkPoint) -> None:
 
 
 def abandon_write(point: ForkPoint) -> None:
-    """Give up a write by forks: remove its journal, and the files that this process has created for it.
+    """Give up a write by forks: end it, and remove its journal and the files that this process has created for it.
 
-    Files stay if a commit refers to them, or if the store fails.
+    Files stay if a commit refers to them, or if the store fails. Errors of the store are ignored.
     """
     # Tasks that still run in other threads then notice that the write has failed.
     point.files.end()
@@ -227,15 +230,16 @@ def abandon_write(point: ForkPoint) -> None:
 def remove_journal(point: ForkPoint) -> None:
     """Remove the journal, and the directory of chunks next to a contiguous file, as far as possible.
 
-    Errors of the store are ignored. While the interpreter ends, both stay. The journal of a new array stays while
-    chunks are there without an index.
+    If the write has made the directory of a new frame, and that directory is empty now, remove it as well. Errors of
+    the store are ignored. While the interpreter ends, everything stays. The journal of a new array stays while chunks
+    are there without an index.
     """
     store = point.journal_store
     if store is None or threads.is_ending():
         return
     # Even if the store fails here, the transaction has ended, and `vacuum` removes the journal later.
     with suppress(OSError, B2ArrayError):
-        if point.place:
+        if point.directory:
             store.delete([*store.listing(), ""])
         elif not _needs_journal(point, store):
             store.delete([point.journal_name])
@@ -244,7 +248,7 @@ def remove_journal(point: ForkPoint) -> None:
 
 
 def _needs_journal(point: ForkPoint, store: Store) -> bool:
-    """Ask the store whether chunks of a never committed array remain: `vacuum` recognizes them only by the journal."""
+    """List the store: whether chunks of a new array remain without an index, which `vacuum` finds by the journal."""
     if point.base is not None:
         return False
     names = store.listing()
@@ -252,13 +256,16 @@ def _needs_journal(point: ForkPoint, store: Store) -> bool:
     return has_chunks and FRAME_NAME not in names
 
 
-def _keep_young(point: ForkPoint) -> Callable[[], object]:
-    """Start a thread that rewrites the journal from time to time; return the function that ends it."""
+def _keep_journal_recent(point: ForkPoint) -> Callable[[], object]:
+    """Start a thread that rewrites the journal from time to time; return the function that ends it.
+
+    Without a journal, this starts no thread.
+    """
     ended = threading.Event()
 
     def keep() -> None:
         """Rewrite the journal from time to time, until the transaction ends."""
-        while not ended.wait(_YOUNG_SECONDS):
+        while not ended.wait(_JOURNAL_SECONDS):
             # One failure does no harm: `vacuum` waits much longer, and the next round tries again.
             with suppress(OSError, B2ArrayError):
                 _write_journal(point)
@@ -281,7 +288,7 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
 
 
 def begin_fork(point: ForkPoint, name: bytes, region: Part | None = None) -> Draft:
-    """Begin a fork, and return its draft.
+    """Begin a fork, and return its draft, which shows the changes of the transaction up to the point.
 
     Parameters
     ----------
@@ -305,7 +312,10 @@ def begin_fork(point: ForkPoint, name: bytes, region: Part | None = None) -> Dra
 
 
 def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
-    """Return an empty staging area for a fork; the transaction lists the files that it creates."""
+    """Return an empty staging area for a fork; the transaction lists the files that it creates.
+
+    `region` is as for `begin_fork`.
+    """
     if point.uses_files:
         slots, nslots = None, 0
         if region is not None:
@@ -320,9 +330,9 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
             nslots=nslots,
         )
     path = None
-    if point.place:
+    if point.directory:
         name = os.urandom(8).hex() + TEMPORARY
-        path = str(Path(point.place, name))
+        path = str(Path(point.directory, name))
     # Without a file, the pickle of the fork contains all chunks, so they stay in memory.
     spool = Spool(path, limit=_IN_MEMORY if path else math.inf, root=point.store.root)
     return Staging(point.store, spool, 0, transaction=point.files)
@@ -332,7 +342,10 @@ def _slots(
     layout: Layout,
     region: Part,
 ) -> tuple[Callable[[int], int], int]:
-    """Return a function that numbers the chunks in a region from 0 on, and the number of these chunks."""
+    """Return a function that numbers the chunks in a region from 0 on, and how many chunks are in the region.
+
+    The function takes the number of a chunk in the array.
+    """
     starts = []
     lengths = []
     for part, size in zip(region, layout.chunks, strict=True):
@@ -413,8 +426,8 @@ def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
 def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
     """Rebase the joined changes of forks on the draft's base; return them, and the rows of the chunks to take over.
 
-    This first encodes the draft's open chunks, but adds nothing to the draft. The rows omit chunks that the draft
-    already has because a task ran twice.
+    This first encodes the draft's open chunks, but adds nothing to the draft. The rows are rows of the change's
+    `numbers`; they omit chunks that the draft already has because a task ran twice.
 
     ConflictError: since the fork, the draft has changed the order of the chunks, or has given the same chunks or
     attributes different values; or another writer has changed the chunks, or the transaction has ended.
@@ -445,7 +458,7 @@ def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]
 
 
 def _base_of(draft: Draft, change: ChangeSet) -> Revision:
-    """Return the state that the forks started from: the base of the draft, or an earlier base.
+    """Return the state that the forks with this `change` started from: the base of the draft, or an earlier base.
 
     ConflictError: they started from another state.
     """
@@ -518,7 +531,7 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
     if draft.point is not None:
         merged -= {draft.point.fork}
     if merged:
-        _register_forks(draft).roster.merged |= merged
+        _ensure_register(draft).roster.merged |= merged
 
 
 # Handles.
@@ -555,7 +568,7 @@ class Fork(Handle):
         return change_of(draft)
 
     def end(self) -> None:
-        """Make every further use raise ValueError, because the fork was merged."""
+        """Drop the draft, and make every further use of this handle raise ValueError, because the fork was merged."""
         merged = ValueError("this fork was merged; use the transaction that has its changes now")
         self.cursor, self._draft = Ended(merged), None
 
@@ -577,7 +590,7 @@ def fork(handle: Handle) -> Fork:
     with handle.mutex.held:
         point = make_fork_point(draft)
         name = os.urandom(16)
-        _register_forks(draft).roster.created.add(name)
+        _ensure_register(draft).roster.created.add(name)
     return Fork(point, name)
 
 
@@ -620,10 +633,11 @@ def write_part(
     values: npt.NDArray[Any],
     region: Part | None = None,
 ) -> ChangeSet:
-    """Write values to a box of the array in a new fork, and return the change.
+    """Write values to the box `part` of the array in a new fork, and return the change, which can be pickled.
 
     The `region` is the box that all tasks together write, if the caller knows it. After an error, this removes the
-    files of the fork. ConflictError: another task has failed, and the write was given up.
+    files of the fork. ConflictError: another task has failed, and the write was given up; this removes the journal as
+    well.
     """
     draft = begin_fork(point, os.urandom(16), region)
     try:
@@ -641,11 +655,11 @@ def write_part(
 
 
 def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
-    """Add the changes of forks to a transaction, after encoding its open chunks.
+    """Add the changes of forks to the draft of their transaction, after encoding its open chunks.
 
     With `again`, a scheduler may run this task more than once. Then the transaction never removes the files of the
-    forks, because another run of the task may have committed them. Raises the errors of `join_changes` and
-    `prepare_merge`.
+    forks, because another run of the task may have committed them. Otherwise, the draft takes over these files even if
+    the merge fails. Raises the errors of `join_changes` and `prepare_merge`.
     """
     if not changes:
         return
@@ -659,11 +673,11 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
 
 
 def accept_forks(point: ForkPoint, draft: Draft) -> None:
-    """Make a draft accept the forks of another transaction, which has written no chunks itself.
+    """Make a new draft, without chunks of its own, accept the forks of another transaction, which began at `point`.
 
-    This replaces the draft's register of forks.
+    This replaces the draft's register of forks and its epoch, and counts the age of its chunks from the fork.
     """
-    draft.forks = Forks(point.transaction, point.first, point.place)
+    draft.forks = Forks(point.transaction, point.first, point.directory)
     draft.delta.epoch = point.epoch
     draft.staging.backdate(time.time() - point.since)
     if point.base is not None:
@@ -671,11 +685,11 @@ def accept_forks(point: ForkPoint, draft: Draft) -> None:
 
 
 def note_forks(point: ForkPoint, draft: Draft) -> None:
-    """Note in a draft that its commit is the commit of these forks, for a task that runs again."""
+    """Write into the annotations of a draft that its commit contains these forks, so that `was_committed` finds it."""
     draft.annotate(forks_of=recent.with_commit(draft.state.annotations.forks_of, point.transaction))
 
 
-def has_forks(state: State, point: ForkPoint) -> bool:
+def was_committed(state: State, point: ForkPoint) -> bool:
     """Return whether the forks of this point were committed: in this state, or in one of the last states before it."""
     return recent.has_commit(state.annotations.forks_of, point.transaction)
 
@@ -683,7 +697,7 @@ def has_forks(state: State, point: ForkPoint) -> bool:
 def _resume(point: ForkPoint) -> Draft:
     """Begin a draft that continues the forked transaction, and accepts its forks.
 
-    If a commit of the group still waits to be applied to the frame, this applies it first.
+    If a step of the group's commit is pending for the frame, this takes the step first.
     """
     if point.base is not None:
         draft = Handle(point.base, "r+").new_draft()
@@ -708,6 +722,8 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
 
     Raises
     ------
+    ValueError
+        The array is in the memory of another process.
     ConflictError
         Another writer changed the same chunks, or the shape.
     FileExistsError
@@ -748,4 +764,4 @@ def _find_commit(point: ForkPoint) -> Revision | None:
     except (FileNotFoundError, FormatError):
         # Without a readable frame, no commit has succeeded.
         return None
-    return current if has_forks(current.state, point) else None
+    return current if was_committed(current.state, point) else None

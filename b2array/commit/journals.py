@@ -92,7 +92,7 @@ class Journal:
 
 
 def read_journal(store: Store, name: str) -> Journal | None:
-    """Read the journal of a write; None if it does not exist, FormatError if it is damaged."""
+    """Read and return the journal with a name; None if it does not exist, FormatError if it is damaged."""
     (head,) = store.head([name], _JOURNAL_NBYTES)
     if isinstance(head, FileNotFoundError | NotADirectoryError):
         return None
@@ -104,13 +104,16 @@ def read_journal(store: Store, name: str) -> Journal | None:
         raise FormatError(f"{store.url}: {name}: {error}") from None
 
 
-def directory_beside(url: str, digest: str) -> str:
-    """Return the path of the directory next to a file in which new chunks for the file wait."""
-    return f"{url}.{digest}{JOURNAL}{os.sep}"
+def directory_beside(url: str, token: str) -> str:
+    """Return the path of the directory next to a file in which the chunks of forks wait for the commit.
+
+    `token` has 16 hexadecimal digits, and names the write.
+    """
+    return f"{url}.{token}{JOURNAL}{os.sep}"
 
 
 def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
-    """Return the names of all chunk files except the ones with these numbers."""
+    """Return the names of the chunk files among `files`, except the ones with these numbers."""
     names = []
     # There may be millions: a list of int would take four times the memory.
     existing = array("q")
@@ -166,7 +169,7 @@ def find_orphans(
 
 
 def _is_from(name: str, first: int | None) -> bool:
-    """Whether a file is a chunk with the number `first` or a higher one."""
+    """Whether a name is of a chunk file with the number `first` or a higher one; never if `first` is None."""
     number = chunk_number(name)
     return number is not None and first is not None and number >= first
 
@@ -182,13 +185,13 @@ def newest_time(files: Iterable[Listed]) -> float | None:
 
 
 def with_newest_time(files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Return files, each with the timestamp of the newest of them."""
-    age = newest_time(files.values())
-    return {name: Listed(each.size, age) for name, each in files.items()}
+    """Return files, each with the timestamp of the newest of them; without timestamps if one is unknown."""
+    newest = newest_time(files.values())
+    return {name: Listed(each.size, newest) for name, each in files.items()}
 
 
 def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Find the files of unfinished writes in a directory, and next to a file or directory.
+    """Find the files of unfinished writes among the `files` in a frame's directory, and next to the frame; list them.
 
     A file or directory next to the frame is listed by its name without a path. The name of a directory ends with a
     slash, and its timestamp is the timestamp of the newest file in it. A directory with only files of other kinds is
@@ -223,7 +226,7 @@ def _find_beside(store: Store) -> dict[str, Path]:
 
 
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
-    """List the files next to a path whose names add a token and a suffix to its name, except links."""
+    """List the directory of a path; yield the files whose names add a token and a suffix to its name, except links."""
     name = re.escape(path.name)
     pattern = re.compile(f"{name}[.][0-9a-f]{{16}}{re.escape(suffix)}")
     # If the directory of a file does not exist, no files are next to it.

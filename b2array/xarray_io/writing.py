@@ -23,11 +23,11 @@ from b2array.commit.draft import Draft
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.forks import (
     accept_forks,
-    has_forks,
     make_fork_point,
     merge_changes,
     note_forks,
     remove_journal,
+    was_committed,
 )
 from b2array.errors import ConflictError, make_ended_error, warn
 from b2array.format.state import State
@@ -460,7 +460,7 @@ def _have_all(states: Sequence[State], points: Sequence[ForkPoint]) -> bool:
     """Return whether the forks of each point were committed to its array, whose state is in the same place."""
     if not points or len(states) != len(points):
         return False
-    return all(has_forks(state, point) for state, point in zip(states, points, strict=True))
+    return all(was_committed(state, point) for state, point in zip(states, points, strict=True))
 
 
 def _align(parts: Iterable[WritePart]) -> list[WritePart]:
