@@ -103,7 +103,7 @@ class Frozen:
 
     def __init__(self, array: Readable) -> None:
         pinned: Any = copy(array)
-        pinned._handle = array._handle.at_snapshot()
+        pinned._handle = array._handle.pinned()
         name = repr(("array", pinned._handle.revision.version, *pinned.__dask_tokenize__()))
         self._shared: Shared[Readable] = Shared(name, pinned)
 

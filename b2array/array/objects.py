@@ -40,7 +40,7 @@ class Items(Sequence[Any]):
     >>> import b2array
     >>> chunks = b2array.create_schunk(chunksize=0, meta={"vlarray": {"version": 1, "serializer": "msgpack"}})
     >>> _ = chunks.append_data(b"\x93\x01\x02\xa1x")
-    >>> items = Items(chunks._handle.at_snapshot())
+    >>> items = Items(chunks._handle.pinned())
     >>> len(items), items[0]
     (1, [1, 2, 'x'])
     """

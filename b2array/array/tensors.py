@@ -100,4 +100,4 @@ def _tensor(chunks: SChunk) -> NDArray:
     if nbytes > config.limits.chunk_nbytes:
         raise LimitError(f"{chunks.url}: {nbytes} bytes would be read into memory (see b2array.open_schunk)")
     items = np.frombuffer(chunks.get_slice(), dtype).reshape(shape)
-    return NDArray(creation.asarray(items)._handle.at_snapshot())
+    return NDArray(creation.asarray(items)._handle.pinned())

@@ -23,15 +23,15 @@ class Pinned:
     revision: Revision
 
     def at(self, revision: Revision) -> Pinned:
-        """Return the cursor that shows another state."""
+        """Return a cursor that shows another state."""
         return Pinned(revision)
 
     def look(self) -> Self:
-        """Return the cursor to read from: this one."""
+        """Return the cursor to read from: this one, without reading the store."""
         return self
 
     def newest(self) -> Pinned:
-        """Load the newest committed state, and return a cursor to it."""
+        """Load the newest committed state, even of another frame in this place, and return a cursor to it."""
         return Pinned(self.revision.owner.load(self.revision, even_new=True))
 
 
@@ -42,7 +42,7 @@ class Following:
     revision: Revision
 
     def at(self, revision: Revision) -> Following:
-        """Return the cursor that has seen another state."""
+        """Return a cursor that has seen another state."""
         return Following(revision)
 
     def look(self) -> Following:
@@ -50,7 +50,7 @@ class Following:
         return self.newest()
 
     def newest(self) -> Following:
-        """Load the newest committed state, and return a cursor to it."""
+        """Load the newest committed state, even of another frame in this place, and return a cursor to it."""
         return Following(self.revision.owner.load(self.revision, even_new=True))
 
 
@@ -66,11 +66,11 @@ class Promised:
     load: Callable[[], Revision]
 
     def at(self, revision: Revision) -> Pinned:
-        """Return the cursor that shows a state."""
+        """Return a cursor that shows a state."""
         return Pinned(revision)
 
     def look(self) -> Pinned:
-        """Read the described member, and return a cursor to its state."""
+        """Read the described member, and return a cursor to its state. ConflictError: it differs from its summary."""
         return Pinned(self.load())
 
     def newest(self) -> Pinned:

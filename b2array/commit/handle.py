@@ -98,11 +98,11 @@ class Handle:
             self.enter(draft)
 
     def _show(self, revision: Revision, draft: Draft | None = None) -> None:
-        """Show a revision from now on, in the transaction of `draft`; by default outside of transactions."""
+        """Show a revision from now on, in the transaction of `draft`; by default leave the transaction."""
         self._move(self.cursor.at(revision), draft)
 
     def _move(self, cursor: Pinned | Following, draft: Draft | None) -> None:
-        """Take a cursor and a draft, and the store of the cursor's state."""
+        """Set cursor and draft of this handle, and take the store of the cursor's state."""
         self.store = cursor.revision.store
         self.cursor, self._draft = cursor, draft
 
@@ -126,7 +126,10 @@ class Handle:
         return self.source
 
     def _look(self) -> Revision:
-        """Return the committed state that this handle shows now, after loading it if the cursor requires that."""
+        """Return the committed state that this handle shows now; load it and move the cursor if the cursor says so.
+
+        This waits for a commit of another thread through this handle.
+        """
         with self.mutex.held:
             cursor = self.cursor.look()
             self._move(cursor, self._draft)
@@ -134,7 +137,10 @@ class Handle:
 
     @property
     def revision(self) -> Revision:
-        """The committed state that this handle has last shown; a member that was not read yet is read."""
+        """The committed state that this handle has last shown; a member that was not read yet is read.
+
+        An ended handle raises its error.
+        """
         cursor = self.cursor
         return self._look() if isinstance(cursor, Promised) else cursor.revision
 
@@ -235,7 +241,11 @@ class Handle:
 
     @contextmanager
     def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
-        """Commit the changes of the block; after a conflict, show the newest state, and raise if no retry can help."""
+        """Commit the changes of the block, and set `outcome`; after a conflict, show the newest state.
+
+        The conflict is raised if no further attempt can help. Inside a transaction, the changes join the transaction,
+        and a conflict may rebase its draft.
+        """
         before, joined = self.revision, self._draft
         try:
             with self._changing() as draft:
@@ -280,7 +290,10 @@ class Handle:
             raise
 
     def _lock(self) -> AbstractContextManager[object]:
-        """Take the lock of the frame. ConflictError: its directory was deleted, or replaced by a file."""
+        """Take and return the lock of the frame, after taking the step that may be pending for it.
+
+        ConflictError: its directory was deleted, or replaced by a file.
+        """
         try:
             return writers_lock(self.store, self.revision.name)
         except MISSING as error:
@@ -289,9 +302,9 @@ class Handle:
 
     @contextmanager
     def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
-        """Commit the changes of the block, or add them to the transaction; if `locked`, the caller has the lock.
+        """Yield a draft, and commit the changes of the block; inside a transaction, yield its draft and only add them.
 
-        If the block raises, its changes are undone.
+        If the block raises, its changes are undone. If `locked`, the caller has the lock of the frame.
         """
         with self.mutex.held:
             joined = self._draft
@@ -315,7 +328,10 @@ class Handle:
             self._commit(draft)
 
     def _commit(self, draft: Draft) -> None:
-        """Commit a draft, and show the new state; warn of forks that were never merged."""
+        """Commit a draft, and show the new state; warn of forks that were never merged.
+
+        The handle stays in its transaction, if it is in one. Raises the errors of `commit`.
+        """
         try:
             committed = commit(draft)
             # Without changes there was no commit, and the handle may already show a later commit of another thread.
@@ -365,8 +381,8 @@ class Handle:
     def begin(self) -> Draft:
         """Return a draft for a transaction of this handle, on top of the committed state that it shows now.
 
-        The handle does not enter the transaction. A commit of the member's group that still waits is applied first.
-        ValueError: a transaction is under way. ReadOnlyError: the handle was opened for reading.
+        The handle does not enter the transaction. If a step of the group's commit is pending for the frame, it is taken
+        first. ValueError: a transaction is under way. ReadOnlyError: the handle was opened for reading.
         """
         self.require_writable()
         with self.mutex.held:
@@ -395,9 +411,9 @@ class Handle:
             raise ValueError("a transaction is under way on this handle already")
 
     def leave(self, revision: Revision | None) -> None:
-        """Wait for changes of other threads, leave the transaction without committing, and show a state.
+        """Wait for changes of other threads, and leave the transaction without a commit; its draft stays as it is.
 
-        By default, it is the last committed one that the handle has shown.
+        Show `revision`; with None, show the last committed state again.
         """
         with self.mutex.held:
             self._show(revision or self.revision)
@@ -415,10 +431,11 @@ class Handle:
             raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
 
     def new_draft(self, *, locked: bool = False) -> Draft:
-        """Begin a draft on top of the committed state, apart from any transaction under way.
+        """Begin a draft on top of the committed state, apart from any transaction under way, and return it.
 
-        If a commit of the member's group still waits to be applied, this applies it first, and shows the result. If the
-        header of the frame was not read yet, this reads it. FileNotFoundError or ConflictError: the frame is gone.
+        If a step of the group's commit is pending for the frame, this takes it first, and shows the result. If the
+        header of the frame was not read yet, this reads it. If `locked`, the caller has the lock of the frame.
+        FileNotFoundError or ConflictError: the frame is gone.
         """
         revision = self.revision
         owner = revision.owner
@@ -438,8 +455,8 @@ class Handle:
                 self._show(revision, self._draft)
         return Draft(self.store, revision, locked=locked or self.locked)
 
-    def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that keeps showing the present committed state, whatever this handle commits.
+    def pinned(self, mode: Mode = "r") -> Handle:
+        """Return another handle that always shows the present committed state, whatever this handle commits.
 
         ValueError: a transaction is under way.
         """
@@ -486,7 +503,7 @@ class _Outcome:
 
 
 def _check_writable(revision: Revision) -> None:
-    """Raise ReadOnlyError if the frame of a revision cannot be changed."""
+    """Raise ReadOnlyError if the frame of a revision, or its store, cannot be changed."""
     if revision.start:
         raise ReadOnlyError("a frame inside a larger file can only be read")
     if revision.at is not None:
@@ -500,7 +517,8 @@ def _check_writable(revision: Revision) -> None:
 def _catch_up(draft: Draft) -> bool:
     """Rebase a draft if another writer's commit has removed the bytes of its base; return whether it was rebased.
 
-    This reads the newest state. ConflictError: the other writer has changed the same chunks.
+    Only a commit that replaces a whole file removes them. This does nothing for new frames and forks, or inside an
+    `attempt`; otherwise it reads the newest state. ConflictError: the other writer has changed the same chunks.
     """
     base = draft.base
     if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
@@ -521,7 +539,7 @@ def _identity(source: Source) -> object:
 
 
 def _find_moved(source: Revision, error: Exception) -> Revision | None:
-    """Load a state from the place to which a commit of its group has moved it; None if it was not moved.
+    """Load the state of a source from the place to which a commit of its group has moved it; None if it was not moved.
 
     SnapshotLostError: other software has overwritten it.
     """

@@ -32,7 +32,7 @@ def writable(home: Home, mode: Mode, url: str) -> GroupHome | Changes:
 @cache
 def _empty_frame() -> Handle:
     """Return the shared, read-only frame without attributes, for a group that has no frame of attributes."""
-    return create_schunk(chunksize=2**13)._handle.at_snapshot()
+    return create_schunk(chunksize=2**13)._handle.pinned()
 
 
 class Attrs(Attributes):

@@ -106,7 +106,7 @@ def _at_once(task: Callable[[T], R], items: Sequence[T]) -> list[R]:
 def _try_to_open(array: NDArray) -> None:
     # A ValueError says that a transaction of the array is under way.
     with suppress(B2ArrayError, OSError, ValueError):
-        array._handle.at_snapshot()
+        array._handle.pinned()
 
 
 def _read_alone(question: _Question) -> Any:
