@@ -319,7 +319,7 @@ def convert_to(
         if snapshots and tree.snapshots:
             # Only a whole group in a directory or prefix has a manifest, which can list snapshots.
             if to_format.name == "b2d" and not split_member(dst_url)[1]:
-                wanted = wanted._replace(moments=tuple(_open_moments(tree)))
+                wanted = wanted._replace(of_group=tuple(_open_snapshots(tree)))
             else:
                 lost = count_text(len(tree.snapshots), "snapshot")
                 warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
@@ -349,7 +349,7 @@ def convert_to(
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
 
 
-def _open_moments(tree: Hierarchy) -> Iterator[Any]:
+def _open_snapshots(tree: Hierarchy) -> Iterator[Any]:
     """Open a group at its snapshots, and leave out those that another writer has dropped since they were listed."""
     for opened in tree.snapshots.values():
         with suppress(ConflictError):

@@ -41,7 +41,7 @@ from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.grid.text_items import find_dtype, is_unsized, refuse_missing
 from b2array.group.addressing import split_member
-from b2array.group.group_snapshot import Moment
+from b2array.group.group_snapshot import SnapshotHome
 from b2array.group.new_members import copier_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
@@ -189,7 +189,7 @@ class Hierarchy:
     open: Callable[[str], ArraySource]
     attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
     error: Exception | None = None
-    snapshots: Mapping[str, Callable[[], Moment]] = field(default_factory=dict)
+    snapshots: Mapping[str, Callable[[], SnapshotHome]] = field(default_factory=dict)
     check: Callable[[], Exception | None] = lambda: None
 
     def only(self, url: str) -> ArraySource:
@@ -205,7 +205,7 @@ class Hierarchy:
 class Options(NamedTuple):
     """Options for writing an array. `given` has the chunks and blocks that the user requests, if any.
 
-    With `snapshots`, a frame that is copied to another frame keeps its own snapshots. `moments` are the snapshots of
+    With `snapshots`, a frame that is copied to another frame keeps its own snapshots. `of_group` are the snapshots of
     the whole group, if the destination keeps them. With `progress`, copying a frame shows its progress.
     """
 
@@ -218,7 +218,7 @@ class Options(NamedTuple):
     options: Mapping[str, Any]
     given: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
     snapshots: bool = True
-    moments: tuple[Moment, ...] = ()
+    of_group: tuple[SnapshotHome, ...] = ()
     progress: bool = False
     access: Access | None = None
 

@@ -33,7 +33,7 @@ from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.group_snapshot import Moment, dropped_meanwhile, earlier_states, moment
+from b2array.group.group_snapshot import SnapshotHome, dropped_meanwhile, earlier_states, find_snapshot
 from b2array.group.homes import GroupHome
 from b2array.group.listed_group import group_at
 from b2array.group.new_members import NewFrame, copier_of
@@ -97,10 +97,10 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 
-def _open_listed(home: GroupHome, name: str) -> Moment:
+def _open_listed(home: GroupHome, name: str) -> SnapshotHome:
     """Load a group at a snapshot that it had a moment ago; ConflictError if the snapshot was dropped since."""
     try:
-        return moment(home, name)
+        return find_snapshot(home, name)
     except KeyError:
         raise dropped_meanwhile(home.url, name) from None
 
@@ -221,7 +221,7 @@ def _building_in(home: GroupHome, prefix: str, settings: Options) -> Iterator[Bu
     """Write members below a prefix of a group in one commit; without a prefix, replace all other members."""
     storage = settings.storage_options or {}
     changes = begin(home, None if prefix else "")
-    moments, identity = settings.moments, changes.change.identity.encode()
+    snapshots, identity = settings.of_group, changes.change.identity.encode()
     try:
 
         def add(
@@ -251,7 +251,7 @@ def _building_in(home: GroupHome, prefix: str, settings: Options) -> Iterator[Bu
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
             handle = source.handle
-            earlier = [] if handle is None else earlier_states(moments, name, identity, handle.revision)
+            earlier = [] if handle is None else earlier_states(snapshots, name, identity, handle.revision)
             add(
                 full,
                 *_frame(source, pieces, settings, earlier),
@@ -272,8 +272,8 @@ def _building_in(home: GroupHome, prefix: str, settings: Options) -> Iterator[Bu
                 )
 
         yield Building(put, group)
-        if moments:
-            copy_snapshots(changes, changes.change, moments)
+        if snapshots:
+            copy_snapshots(changes, changes.change, snapshots)
     except BaseException:
         changes.abort()
         raise

@@ -12,7 +12,7 @@ group             `Group`, the mapping that users hold, and `open_group`
 group_attributes  a group's attributes as a mapping
 group_forks       `Changes`, the common base of transactions and forks of a group; forks for workers
 transaction       `Transaction`: collects changes of several members for one commit
-group_snapshot    `Moment`: a group at a snapshot
+group_snapshot    `SnapshotHome`: a group at a snapshot
 snapshot_writing  makes, restores and copies snapshots, as a part of a transaction
 snapshots_on_disk, snapshots_in_bucket: the same, in each kind of storage
 snapshot_list     lists the snapshots of a group, and compares two of them

@@ -40,7 +40,7 @@ from b2array.group.blosc2_tables import Table, is_table, refuse_parts
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.group_attributes import Attrs, writable
 from b2array.group.group_forks import Changes, GroupFork
-from b2array.group.group_snapshot import Moment, moment
+from b2array.group.group_snapshot import SnapshotHome, find_snapshot
 from b2array.group.homes import GroupHome, Home
 from b2array.group.listed_group import group_at
 from b2array.group.new_members import NewFrame, copier_of
@@ -314,13 +314,13 @@ def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Grou
     with suppress(OSError, B2ArrayError):
         manifest = here.load_manifest(cached=True)
     if group_ledger(here.url, manifest).find(at) is not None:
-        return Group(moment(here, at, manifest), "", "r")
+        return Group(find_snapshot(here, at, manifest), "", "r")
     place = group_of(address, options)
     outer, name = (address, "") if place is None else (place.group, place.name)
     home = whole.home_of(outer, options)
     if isinstance(home, Archive):
         raise _make_snapshot_error(home.url, at)
-    then = moment(home, at)
+    then = find_snapshot(home, at)
     if not then.members().is_group(name):
         raise FileNotFoundError(f"{home.url} had no group {name!r} at the snapshot {at!r}")
     prefix = f"{name}/" if name else ""
@@ -1173,7 +1173,7 @@ class Group(MutableMapping[str, Any]):
         Raises ValueError for an inner group, and inside a transaction.
         """
         home = self._require_outermost(self._home)
-        if isinstance(home, Moment):
+        if isinstance(home, SnapshotHome):
             return home.group
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group: list its snapshots after the transaction")  # noqa: TRY004
@@ -1238,7 +1238,7 @@ class Group(MutableMapping[str, Any]):
         group = self._home_with_snapshots()
         if group is None:
             raise _make_snapshot_error(self.url, at)
-        return snapshot_list.diff_moments(group, at, then)
+        return snapshot_list.diff_group(group, at, then)
 
     def consolidate(self) -> None:
         """Write summaries of all members into the manifest, so that readers open members with fewer requests.
@@ -1305,7 +1305,7 @@ class Group(MutableMapping[str, Any]):
         """Return the end of the repr: that a transaction is under way, or which snapshot this is."""
         if isinstance(self._home, Changes):
             return ", in a transaction"
-        if isinstance(self._home, Moment):
+        if isinstance(self._home, SnapshotHome):
             return f", at the snapshot {printable(repr(self._home.name))}"
         return ""
 

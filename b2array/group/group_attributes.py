@@ -12,7 +12,7 @@ from b2array.catalog.manifest import ATTRS, OTHER
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
 from b2array.group.group_forks import Changes
-from b2array.group.group_snapshot import Moment
+from b2array.group.group_snapshot import SnapshotHome
 from b2array.group.homes import GroupHome, Home
 from b2array.group.new_members import copier_of
 from b2array.group.transaction import changing
@@ -22,7 +22,7 @@ __all__ = ["Attrs", "writable"]
 
 def writable(home: Home, mode: Mode, url: str) -> GroupHome | Changes:
     """Return the home if its members can be changed; otherwise raise ReadOnlyError."""
-    if isinstance(home, Moment):
+    if isinstance(home, SnapshotHome):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")
     if mode == "r" or not isinstance(home, GroupHome | Changes):
         raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")

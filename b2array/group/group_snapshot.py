@@ -1,4 +1,4 @@
-"""`Moment`, a group at a snapshot; and retired frames, which keep the states of deleted members.
+"""`SnapshotHome`, a group at a snapshot; and retired frames, which keep the states of deleted members.
 
 A snapshot of a local group stores the packed states of the members; the chunks remain in the members' frames. Before a
 transaction deletes or replaces a member, it copies the states that snapshots need to a retired frame, which is not a
@@ -28,14 +28,14 @@ from b2array.group.homes import GroupHome
 from b2array.store.base import MISSING, Store
 
 __all__ = [
-    "Moment",
+    "SnapshotHome",
     "dropped_meanwhile",
     "earlier_states",
     "entry_of",
+    "find_snapshot",
     "find_unneeded",
     "is_same_file",
-    "moment",
-    "moment_of",
+    "load_snapshot",
 ]
 
 _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/[0-9a-f]{{16}}/")
@@ -43,7 +43,7 @@ _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/
 
 
 def earlier_states(
-    moments: Sequence[Moment],
+    snapshots: Sequence[SnapshotHome],
     name: str,
     group: bytes,
     now: Revision,
@@ -53,7 +53,7 @@ def earlier_states(
     A copy can keep only states whose chunks are still in the same places in the member's frame.
     """
     states: dict[bytes, KeptState] = {}
-    for then in moments:
+    for then in snapshots:
         state = then.states.get(name)
         if state is None or then.is_retired(state.path) or state.generation in states:
             continue
@@ -77,7 +77,7 @@ def is_same_file(one: Revision, other: Revision) -> bool:
     return one.version.tag == other.version.tag
 
 
-def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
+def entry_of(then: SnapshotHome, state: MemberState, group: bytes) -> Kept:
     """Return a ledger entry for the state of a member at a snapshot of its group."""
     entry = then.entry
     return Kept(
@@ -108,7 +108,7 @@ def find_unneeded(group: GroupHome, manifest: Manifest) -> list[str]:
 # The group at a snapshot.
 
 
-def moment(group: GroupHome, name: str, manifest: Manifest | None = None) -> Moment:
+def find_snapshot(group: GroupHome, name: str, manifest: Manifest | None = None) -> SnapshotHome:
     """Load a group at a snapshot; raise KeyError if no snapshot has this name.
 
     This reads the list of members, and no member. A caller that has read the `manifest` passes it, to save a request.
@@ -121,13 +121,13 @@ def moment(group: GroupHome, name: str, manifest: Manifest | None = None) -> Mom
     if entry is None:
         raise unknown_name(group.url, name, ledger.names)
     try:
-        return moment_of(group, entry, manifest)
+        return load_snapshot(group, entry, manifest)
     except ConflictError:
         # Another writer may have dropped the snapshot meanwhile, or made a new one under this name.
-        return moment(group, name)
+        return find_snapshot(group, name)
 
 
-def moment_of(group: GroupHome, entry: Kept, manifest: Manifest) -> Moment:
+def load_snapshot(group: GroupHome, entry: Kept, manifest: Manifest) -> SnapshotHome:
     """Load a group at a snapshot that the ledger of a manifest lists; this reads the list of members, and no member.
 
     ConflictError: another writer has dropped the snapshot since the manifest was read.
@@ -139,7 +139,7 @@ def moment_of(group: GroupHome, entry: Kept, manifest: Manifest) -> Moment:
         if now == entry:
             raise FormatError(f"{group.url}: expected the members of the snapshot {entry.name!r}, found none") from None
         raise dropped_meanwhile(group.url, entry.name) from None
-    return Moment(group, manifest, entry, members)
+    return SnapshotHome(group, manifest, entry, members)
 
 
 def dropped_meanwhile(url: str, name: str) -> ConflictError:
@@ -147,7 +147,7 @@ def dropped_meanwhile(url: str, name: str) -> ConflictError:
     return ConflictError(f"{url}: the snapshot {name!r} was dropped since it was opened")
 
 
-class Moment:
+class SnapshotHome:
     """The members of a group at a snapshot, read-only."""
 
     def __init__(
@@ -310,7 +310,7 @@ class SnapshotMember:
     def load(self, last: Revision, *, even_new: bool = False) -> Revision:  # noqa: ARG002 - a snapshot has one state
         """Load the state again, from its present place; ConflictError if the snapshot was dropped."""
         try:
-            then = moment(self.group, self.entry.name)
+            then = find_snapshot(self.group, self.entry.name)
         except KeyError:
             then = None
         if then is None or then.entry.digest != self.entry.digest:

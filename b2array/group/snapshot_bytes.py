@@ -22,7 +22,7 @@ from b2array.format.ledger import Kept
 from b2array.format.state import State as FrameState
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision
-from b2array.group.group_snapshot import Moment, moment_of
+from b2array.group.group_snapshot import SnapshotHome, load_snapshot
 from b2array.group.homes import GroupHome
 
 __all__ = ["count_own_nbytes"]
@@ -44,12 +44,12 @@ def count_own_nbytes(group: GroupHome, manifest: Manifest, entries: Sequence[Kep
 def _count_in_frames(group: GroupHome, manifest: Manifest, entries: Sequence[Kept]) -> dict[str, int]:
     """Count the bytes where the frames of members, and retired frames, keep the states that snapshots name."""
     members = {*group.members().values()}
-    moments = [moment_of(group, entry, manifest) for entry in entries]
-    own_paths = sorted({state.path for state in _states_at(moments)})
+    snapshots = [load_snapshot(group, entry, manifest) for entry in entries]
+    own_paths = sorted({state.path for state in _states_at(snapshots)})
 
     def count_in_member(path: str) -> dict[str, int]:
         """Count the bytes of a member's frame that only one snapshot needs, by the name of the snapshot."""
-        return _count_in_member(group, manifest, moments, path, is_member=path in members)
+        return _count_in_member(group, manifest, snapshots, path, is_member=path in members)
 
     def count_in_retired(token: str) -> dict[str, int]:
         """Count the bytes of a retired frame that only one snapshot needs, by the name of the snapshot."""
@@ -76,7 +76,7 @@ def _count_in_frames(group: GroupHome, manifest: Manifest, entries: Sequence[Kep
 def _count_in_member(
     group: GroupHome,
     manifest: Manifest,
-    moments: Sequence[Moment],
+    snapshots: Sequence[SnapshotHome],
     path: str,
     *,
     is_member: bool,
@@ -92,7 +92,7 @@ def _count_in_member(
     # A damaged member must not hide the snapshots: it counts as empty.
     with suppress(OSError, B2ArrayError):
         source = group.state_of(path, manifest)
-        for then in moments:
+        for then in snapshots:
             for state in then.states.values():
                 if state.path != path or then.is_retired(path):
                     continue
@@ -119,8 +119,8 @@ def _is_of(source: Revision, group: bytes) -> bool:
 def _count_in_revisions(group: GroupHome, manifest: Manifest, entries: Sequence[Kept]) -> dict[str, int]:
     """Count the bytes where snapshots name revisions of the members."""
     rows = manifest.rows or {}
-    moments = [moment_of(group, entry, manifest) for entry in entries]
-    wanted = _states_at(moments)
+    snapshots = [load_snapshot(group, entry, manifest) for entry in entries]
+    wanted = _states_at(snapshots)
     # Include the present revisions: dropping a snapshot does not free the chunks that they need.
     for row in rows.values():
         if row.generation:
@@ -140,16 +140,16 @@ def _count_in_revisions(group: GroupHome, manifest: Manifest, entries: Sequence[
         here = [state for state in sources if state.path == path]
         counts = own_nbytes([sources[state].state for state in here])
         for state, nbytes in zip(here, counts, strict=True):
-            users = [then.name for then in moments if state in then.states.values()]
+            users = [then.name for then in snapshots if state in then.states.values()]
             if len(users) == 1 and not lists(rows.get(name_of(path)), state):
                 own[users[0]] += nbytes
     return own
 
 
-def _states_at(moments: Sequence[Moment]) -> set[MemberState]:
+def _states_at(snapshots: Sequence[SnapshotHome]) -> set[MemberState]:
     """Return the states of all members at some snapshots, without embedded members, whose frame keeps no states."""
     states: set[MemberState] = set()
-    for then in moments:
+    for then in snapshots:
         states.update(then.states.values())
     return {state for state in states if not is_embedded(state.path)}
 

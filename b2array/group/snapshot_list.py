@@ -12,12 +12,12 @@ from b2array.catalog.manifest import ATTRS, is_attrs
 from b2array.display.text_tables import html_rows, text_table
 from b2array.format.state import State as FrameState
 from b2array.frame.revision import Revision
-from b2array.group.group_snapshot import Moment, is_same_file, moment
+from b2array.group.group_snapshot import SnapshotHome, find_snapshot, is_same_file
 from b2array.group.homes import GroupHome
 from b2array.group.snapshot_bytes import count_own_nbytes
 from b2array.store.base import in_one_state
 
-__all__ = ["GroupDiff", "diff_moments", "list_snapshots"]
+__all__ = ["GroupDiff", "diff_group", "list_snapshots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ def _list(group: GroupHome) -> SnapshotTable:
 # Differences.
 
 
-def diff_moments(group: GroupHome, at: str, then: str | None) -> GroupDiff:
+def diff_group(group: GroupHome, at: str, then: str | None) -> GroupDiff:
     """Compare a group at the snapshot `at` with the group at the snapshot `then`, or with the present group if None.
 
     This reads the indexes of members that differ, and no items. Raises KeyError if there is no such snapshot.
     """
-    before = moment(group, at)
-    later: Moment | _Now = _Now(group) if then is None else moment(group, then)
+    before = find_snapshot(group, at)
+    later: SnapshotHome | _Now = _Now(group) if then is None else find_snapshot(group, then)
     new_paths: Mapping[str, str] = later.members()
     old_paths = before.members()
     changed: dict[str, list[Box]] = {}
@@ -130,7 +130,7 @@ def _sort_arrays(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class _Now:
-    """The present members of a group, with the methods of `Moment` that a comparison uses."""
+    """The present members of a group, with the methods of `SnapshotHome` that a comparison uses."""
 
     # No list names the present states, so that each has to be loaded.
     states: Mapping[str, MemberState] = MappingProxyType({})

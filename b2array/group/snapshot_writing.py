@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from b2array.commit.group_commit import GroupChange
 from b2array.group import snapshots_in_bucket, snapshots_on_disk
 from b2array.group.group_forks import Changes
-from b2array.group.group_snapshot import Moment
+from b2array.group.group_snapshot import SnapshotHome
 
 __all__ = ["copy_snapshots", "prepare_members", "restore"]
 
@@ -41,7 +41,7 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
         snapshots_in_bucket.restore(changes, change, name)
 
 
-def copy_snapshots(changes: Changes, change: GroupChange, moments: Sequence[Moment]) -> None:
+def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[SnapshotHome]) -> None:
     """Add the snapshots of another group, which replace snapshots of the same names.
 
     The transaction has already copied the members of that group, each with its earlier states. This copies the states
@@ -50,6 +50,6 @@ def copy_snapshots(changes: Changes, change: GroupChange, moments: Sequence[Mome
     """
     changes.view.require_ledger()
     if changes.view.is_local:
-        snapshots_on_disk.copy_snapshots(changes, change, moments)
+        snapshots_on_disk.copy_snapshots(changes, change, snapshots)
     else:
-        snapshots_in_bucket.copy_snapshots(changes, change, moments)
+        snapshots_in_bucket.copy_snapshots(changes, change, snapshots)

@@ -26,7 +26,7 @@ from b2array.format.frame_header import FrameType
 from b2array.format.state import State as FrameState
 from b2array.frame.revision import Revision
 from b2array.group.group_forks import Changes, open_draft
-from b2array.group.group_snapshot import Moment, moment
+from b2array.group.group_snapshot import SnapshotHome, find_snapshot
 from b2array.group.new_members import copier_of
 
 __all__ = ["copy_snapshots", "prepare_members", "restore"]
@@ -59,7 +59,7 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
     """
     # The transaction knows all snapshots, and no revision is removed while the manifest names it.
     manifest = changes.view.manifest
-    then = moment(changes.view, name, manifest)
+    then = find_snapshot(changes.view, name, manifest)
     change.snapshots.note_needed(then.entry)
     members = changes.members().items()
     changes.remove({each: path for each, path in members if each not in then.states})
@@ -126,7 +126,7 @@ def _draft_revision(
 # Copies.
 
 
-def copy_snapshots(changes: Changes, change: GroupChange, moments: Sequence[Moment]) -> None:
+def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[SnapshotHome]) -> None:
     """Add the snapshots of another group, which replace snapshots of the same names.
 
     The transaction has copied the members of that group, each with its earlier states. This writes a revision of each
@@ -135,7 +135,7 @@ def copy_snapshots(changes: Changes, change: GroupChange, moments: Sequence[Mome
     copies = _write_earlier(changes, change)
     members = change.members
     paths = {member.name: path for path, member in members.items() if member.is_new}
-    for then in moments:
+    for then in snapshots:
         states = {}
         for name, state in then.states.items():
             path = paths.get(name, state.path)

@@ -31,7 +31,7 @@ from b2array.format.b2nd import is_typed_array
 from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
 from b2array.group.group_forks import Changes
-from b2array.group.group_snapshot import Moment, entry_of, moment
+from b2array.group.group_snapshot import SnapshotHome, entry_of, find_snapshot
 from b2array.group.homes import GroupHome
 from b2array.group.new_members import copier_of
 
@@ -101,7 +101,7 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
     Raises KeyError if the group has no snapshot of this name.
     """
     view = changes.view
-    then = moment(view, name)
+    then = find_snapshot(view, name)
     change.snapshots.note_needed(then.entry)
     earlier = _open_earlier(changes, change, then)
     members = view.own_members(changes.members())
@@ -117,7 +117,7 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
             array_snapshots.go_back(handle, state)
 
 
-def _open_earlier(changes: Changes, change: GroupChange, then: Moment) -> dict[str, Revision]:
+def _open_earlier(changes: Changes, change: GroupChange, then: SnapshotHome) -> dict[str, Revision]:
     """Open the members that can be restored in their frames; return the states to restore, by name.
 
     Opening begins a draft of each, and counts as reading it. All other members must be made again.
@@ -156,7 +156,7 @@ def _is_pinned(view: GroupHome, path: str) -> bool:
 
 def _make_again(
     changes: Changes,
-    then: Moment,
+    then: SnapshotHome,
     name: str,
     path: str,
 ) -> None:
@@ -170,7 +170,7 @@ def _make_again(
 # Copies.
 
 
-def copy_snapshots(changes: Changes, change: GroupChange, moments: Sequence[Moment]) -> None:
+def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[SnapshotHome]) -> None:
     """Add the snapshots of another group, which replace snapshots of the same names.
 
     The transaction has copied the members of that group, each with its earlier states. States that no new member keeps,
@@ -179,7 +179,7 @@ def copy_snapshots(changes: Changes, change: GroupChange, moments: Sequence[Mome
     copies = _states_of_new(change)
     missing = defaultdict[Hashable, list[Revision]](list)
     group = change.identity.encode()
-    for then in moments:
+    for then in snapshots:
         states = {}
         for name, state in then.states.items():
             key = name, state.generation

@@ -26,7 +26,7 @@ from b2array.format.ledger import KEPT, object_name
 from b2array.frame.kept_states import ledger_in, load_kept_states
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME
-from b2array.group.group_snapshot import find_unneeded, moment_of
+from b2array.group.group_snapshot import find_unneeded, load_snapshot
 from b2array.group.listed_group import ListedGroup
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
@@ -129,7 +129,7 @@ def _live(group: ListedGroup) -> dict[str, set[str]]:
         path = row.path if row.sparse else ""
         live.setdefault(path, set()).add(row.generation)
     for entry in group_ledger(group.url, group.manifest).entries:
-        for state in moment_of(group, entry, group.manifest).states.values():
+        for state in load_snapshot(group, entry, group.manifest).states.values():
             path = state.path if state.sparse else ""
             live.setdefault(path, set()).add(state.generation.hex())
     return live

@@ -54,7 +54,7 @@ from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
 from b2array.group.group import Group
-from b2array.group.group_snapshot import moment_of
+from b2array.group.group_snapshot import load_snapshot
 from b2array.group.homes import GroupHome
 from b2array.group.listed_group import ListedGroup
 from b2array.progress import track
@@ -344,7 +344,7 @@ def _of_group(
     def each(path: str) -> Report | None:
         if path or isinstance(home, Archive):
             return frame(path)
-        return _of_moments(home, deep=deep, progress=progress)
+        return _of_snapshots(home, deep=deep, progress=progress)
 
     if list(paths) == [""]:
         return frame(paths[""])
@@ -353,7 +353,7 @@ def _of_group(
     return collect(home.url, home.url, paths, each, error)
 
 
-def _of_moments(home: GroupHome, *, deep: bool, progress: bool) -> Report | None:
+def _of_snapshots(home: GroupHome, *, deep: bool, progress: bool) -> Report | None:
     """Check the lists of members and the retired frames that the snapshots of a group need."""
     manifest = home.load_manifest()
     entries = group_ledger(home.url, manifest).entries
@@ -363,7 +363,7 @@ def _of_moments(home: GroupHome, *, deep: bool, progress: bool) -> Report | None
     needed: dict[str, dict[MemberState, str]] = {}
     for entry in entries:
         try:
-            then = moment_of(home, entry, manifest)
+            then = load_snapshot(home, entry, manifest)
         except ConflictError:  # the snapshot was dropped meanwhile
             continue
         except (FormatError, UnsupportedError) as error:

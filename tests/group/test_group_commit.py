@@ -478,8 +478,8 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
     outcomes = set()
     writes = [at for at, name in enumerate(names) if name in WRITES]
     # At the first write, the second writer is ahead of the commit; at the last operation, it comes after the commit.
-    moments = {writes[0], len(names) - 1, *sampled(writes, 9), *sampled(range(3 + clash, len(names), 7), 16)}
-    for at in sorted(moments):
+    snapshots = {writes[0], len(names) - 1, *sampled(writes, 9), *sampled(range(3 + clash, len(names), 7), 16)}
+    for at in sorted(snapshots):
         group = place.prepared(free=[0])
         failures: list[BaseException] = []
 

@@ -378,7 +378,7 @@ def test_a_link_in_the_place_of_the_directory_is_refused(url: Path, tmp_path: Pa
 
 
 def _die_at(moment: int) -> None:
-    """Let this process end at one of the moments at which it asks the system for something that changes files."""
+    """Let this process end at one of the snapshots at which it asks the system for something that changes files."""
     count = itertools.count()
 
     def look(event: str, args: tuple[Any, ...]) -> None:
