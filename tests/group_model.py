@@ -777,14 +777,14 @@ def let_begin(settings: Settings, seconds: float, workers: int) -> float:
 
 def let_swaps_take_steps() -> None:
     """Behave as a file system that does not swap names, and take time between one step and the next."""
-    take = LocalStore.take
+    move_here = LocalStore.move_here
 
     def slowly(store: LocalStore, other: LocalStore, **options: Any) -> None:
-        take(store, other, **options)
+        move_here(store, other, **options)
         time.sleep(0.02)
 
     disk.swap = lambda *_: False
-    LocalStore.take = slowly  # type: ignore[method-assign]
+    LocalStore.move_here = slowly  # type: ignore[method-assign]
 
 
 def work(settings: Settings) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from b2array.store.base import Store
 
-WRITES = ("create", "replace", "append", "patch", "delete", "adopt", "take", "exchange")
+WRITES = ("create", "replace", "append", "patch", "delete", "move_in", "move_here", "exchange")
 READS = ("read", "gather", "head", "stamp", "walk", "listing")
 
 

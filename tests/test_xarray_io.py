@@ -556,7 +556,7 @@ def test_a_group_in_a_group_is_written(tmp_path: Path) -> None:
 # Replacing.
 
 
-WRITES = ("create", "replace", "adopt", "append", "patch", "delete")
+WRITES = ("create", "replace", "move_in", "append", "patch", "delete")
 
 
 @contextmanager

@@ -425,7 +425,7 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
         return partial(store.replace, "", content, expected=expected)
     if intended.finishes_spool:
         path = draft.staging.complete_spool_file(intended.header, intended.tail, durable=durability() != "off")
-        return partial(store.adopt, path, "", exclusive=exclusive, expected=expected)
+        return partial(store.move_in, path, "", exclusive=exclusive, expected=expected)
     if exclusive:
         return partial(store.create, name, bytes_of_plan(intended, draft))
     return partial(store.replace, name, bytes_of_plan(intended, draft), expected=expected)

@@ -188,22 +188,22 @@ def _take_step(
         return stamp.version
     aside = group.below(step.aside(path))
     if step.kind == "index":
-        store.adopt(aside.url, FRAME_NAME, exclusive=False)
+        store.move_in(aside.url, FRAME_NAME, exclusive=False)
         store.force()
     elif step.kind == "delete":
         _take_out(store, aside)
         if not there.name:  # the lock file of a directory was moved with it
             store.drop_lock()
     elif not _is_there(store):
-        store.take(aside, may_wait=True)
+        store.move_here(aside, may_wait=True)
     elif there.name == "" and inspect_place(aside).name == "":  # a file for a file
-        store.adopt(aside.url, "", exclusive=False)
+        store.move_in(aside.url, "", exclusive=False)
         store.force()
-    elif not store.swap(aside):
+    elif not store.exchange(aside, at_once=True):
         if not listed:
             raise SeveralStepsError
         _take_out(store, _outgoing(group, path, step))
-        store.take(aside)
+        store.move_here(aside)
     return None
 
 
@@ -213,7 +213,7 @@ def _take_out(store: Store, aside: Store) -> None:
     FileExistsError: that place was occupied. Its content is removed, so that the next attempt succeeds.
     """
     try:
-        aside.take(store)
+        aside.move_here(store)
     except FileExistsError:
         # A writer was killed while the file had both names. Keep only the old name, so that the next attempt succeeds.
         discard(aside, locked=True)

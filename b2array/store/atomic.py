@@ -114,7 +114,7 @@ class AtomicFile:
             if durability() != "off":
                 with self.path.open("rb+") as file:
                     os.fsync(file.fileno())
-            self._store.adopt(
+            self._store.move_in(
                 str(self.path),
                 "",
                 exclusive=not self._overwrite,

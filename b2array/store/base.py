@@ -430,10 +430,10 @@ class Store(ABC):
         """Note that a frame exists here, as a `directory` or a file: then no write makes a missing directory for it."""
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
-        """Return the path of a file to make for `adopt`, or None if the store cannot adopt files."""
+        """Return the path of a file to make for `move_in`, or None if no file can be moved into the store."""
         return None
 
-    def adopt(
+    def move_in(
         self,
         path: str,  # noqa: ARG002
         name: str,  # noqa: ARG002
@@ -469,15 +469,14 @@ class Store(ABC):
         """
         raise UnsupportedError(f"{self.url} is one object; expected a directory or prefix to look for {path!r} in")
 
-    def exchange(self, other: Self) -> None:
-        """Exchange the contents of this store and `other`, a store from `beside`; in one step, if the system can."""
+    def exchange(self, other: Self, *, at_once: bool = False) -> bool:  # noqa: ARG002
+        """Exchange the contents of this store and `other`, a store from `beside`, and return True.
+
+        This is one step, if the system can. With `at_once`, it returns False and does nothing if the system cannot.
+        """
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
-    def swap(self, other: Self) -> bool:  # noqa: ARG002
-        """Exchange the contents of this store and `other` in one step; return False if the system cannot."""
-        return False
-
-    def take(self, other: Self, *, may_wait: bool = False) -> None:  # noqa: ARG002
+    def move_here(self, other: Self, *, may_wait: bool = False) -> None:  # noqa: ARG002
         """Move the file or directory of `other` here by a rename; FileExistsError if something is here.
 
         With `may_wait`, in a block of `b2array.store.forces.together`, a file keeps its old name until the block ends.

@@ -477,7 +477,7 @@ class LocalStore(Store):
     def temporary(self, name: str) -> str | None:
         return f"{self._own_path(name)}.{os.urandom(8).hex()}{TEMPORARY}"
 
-    def adopt(
+    def move_in(
         self,
         path: str,
         name: str,
@@ -518,26 +518,22 @@ class LocalStore(Store):
         excluded = os.path.isfile(self.url) if directory else os.path.isdir(self.url)
         return type(self)(str(self.temporary("")), within=self._within) if excluded else None
 
-    def exchange(self, other: Self) -> None:
-        other.force()
+    def exchange(self, other: Self, *, at_once: bool = False) -> bool:
         path = self._own_path("")
-        disk.exchange(other.url, path)
-        self.close()
-        other.close()
-        if durability() != "off":
-            disk.sync_directory(os.path.dirname(path))
-
-    def swap(self, other: Self) -> bool:
-        path = self._own_path("")
-        disk.inherit(other._own_path(""), os.stat(path))
-        done = disk.swap(other._own_path(""), path)
+        if at_once:
+            disk.inherit(other._own_path(""), os.stat(path))
+            done = disk.swap(other._own_path(""), path)
+        else:
+            other.force()
+            disk.exchange(other._own_path(""), path)
+            done = True
         self.close()
         other.close()
         if done and durability() != "off":
             disk.sync_directory(os.path.dirname(path))
         return done
 
-    def take(self, other: Self, *, may_wait: bool = False) -> None:
+    def move_here(self, other: Self, *, may_wait: bool = False) -> None:
         path = self._path("")
         disk.rename_to_free_name(other._own_path(""), path, durable=durability() != "off", may_wait=may_wait)
         self.close()

@@ -97,7 +97,7 @@ class SharedMemoryStore(FsspecStore):
         excluded = directory and fs.isfile(root)
         return type(self)(f"{self._address.rstrip('/')}.{os.urandom(8).hex()}", self._options) if excluded else None
 
-    def exchange(self, other: Self) -> None:
+    def exchange(self, other: Self, *, at_once: bool = False) -> bool:  # noqa: ARG002 - the mutex makes it one step
         (fs, here), (_, there) = self._connect(), other._connect()
         with _shared_memory.held:
             # `store` is an attribute of the class; `fs.store |= ...` would add one to this object.
@@ -109,6 +109,7 @@ class SharedMemoryStore(FsspecStore):
                     if path == old or path.startswith(f"{old}/")
                 }
             )
+        return True
 
     def lock(
         self,

@@ -222,7 +222,7 @@ def test_a_commit_cut_short_anywhere_leaves_the_old_frame_or_the_new_one(place, 
             return verb(*args, **given)
 
         with monkeypatch.context() as patched:
-            for name in ("create", "replace", "adopt", "exchange", "delete"):
+            for name in ("create", "replace", "move_in", "exchange", "delete"):
                 patched.setattr(kind, name, partialmethod(partial(step, getattr(kind, name))))
             with suppress(KeyboardInterrupt):
                 b2array.asarray(VALUES, url=url, layout=layout, chunks=(2, 10), overwrite=True, storage_options=options)
@@ -318,7 +318,7 @@ def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layo
 
     with monkeypatch.context() as patched:
         patched.setattr(disk, "exchange", die)
-        patched.setattr(drafting, "discard", lambda _: None)
+        patched.setattr(drafting, "discard_quietly", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
     (left,) = [path.name for path in tmp_path.iterdir() if path.name.endswith(".b2tmp")]

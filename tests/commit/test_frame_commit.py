@@ -395,11 +395,11 @@ def test_an_interrupted_commit_that_took_effect_is_found_by_the_next(array, monk
 def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch, layout):
     monkeypatch.setattr(drafting, "_LEAST_IN_MEMORY", 1000)
     noise = np.random.default_rng(0).random(1000)
-    verb = "adopt" if layout == "contiguous" else "create"
+    verb = "move_in" if layout == "contiguous" else "create"
     original = getattr(LocalStore, verb)
 
     def failing(self, *args, **kwargs):
-        if args[0] == "chunks.b2frame" or verb == "adopt":
+        if args[0] == "chunks.b2frame" or verb == "move_in":
             raise FULL
         return original(self, *args, **kwargs)
 
@@ -434,13 +434,13 @@ def test_a_large_new_file_is_spooled_beside_and_gets_its_name(tmp_path, monkeypa
     monkeypatch.setattr(drafting, "_LEAST_IN_MEMORY", 10_000)
     noise = np.random.default_rng(0).random(10_000)
     adopted = []
-    adopt = LocalStore.adopt
+    move_in = LocalStore.move_in
 
     def remember(self, path, name, **how):
         adopted.append(Path(path).stat().st_ino)
-        return adopt(self, path, name, **how)
+        return move_in(self, path, name, **how)
 
-    monkeypatch.setattr(LocalStore, "adopt", remember)
+    monkeypatch.setattr(LocalStore, "move_in", remember)
     array = b2array.asarray(noise, url=tmp_path / "a.b2nd", chunks=1000, blocks=500)
     assert adopted == [(tmp_path / "a.b2nd").stat().st_ino]
     assert (b2array.asarray(noise, url=tmp_path / "new/folder/a.b2nd")[...] == noise).all()

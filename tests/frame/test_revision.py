@@ -301,7 +301,7 @@ class Overtaken(LocalStore):
 def test_a_file_that_replaces_a_directory_during_open_is_noticed(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     store = Overtaken(tmp_path / "copy" / "sparse")
-    store.happen = lambda: LocalStore(tmp_path / "copy" / "contiguous").swap(store)
+    store.happen = lambda: LocalStore(tmp_path / "copy" / "contiguous").exchange(store, at_once=True)
     assert load(store).frame.frame_type == FrameType.CONTIGUOUS
 
 
@@ -309,6 +309,6 @@ def test_a_file_that_replaces_a_directory_during_open_is_noticed(frames, tmp_pat
 def test_chunks_of_a_directory_that_a_file_has_replaced_are_a_conflict(frames, tmp_path, blocks):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", "sparse")
-    LocalStore(tmp_path / "copy" / "contiguous").swap(held.store)
+    LocalStore(tmp_path / "copy" / "contiguous").exchange(held.store, at_once=True)
     with pytest.raises(ConflictError, match=r"refresh|made again"):
         fetch(held, [ChunkRequest(4, blocks)])

@@ -807,15 +807,15 @@ def test_a_reader_lists_members_that_go_aside_before_the_new_ones_come(
     made_again(pair, "sparse" if Path(pair, "x.b2nd").is_file() else "contiguous")
     monkeypatch.setattr(disk, "swap", lambda *_: False)
     aside, go_on = threading.Event(), threading.Event()
-    take = LocalStore.take
+    move_here = LocalStore.move_here
 
     def slowly(store: LocalStore, other: LocalStore) -> None:
         if store.url.endswith("x.b2nd"):
             aside.set()
             go_on.wait(60)
-        take(store, other)
+        move_here(store, other)
 
-    monkeypatch.setattr(LocalStore, "take", slowly)
+    monkeypatch.setattr(LocalStore, "move_here", slowly)
     writer = threading.Thread(target=open_group, args=[pair, "r+"])
     writer.start()
     aside.wait(60)

@@ -605,7 +605,7 @@ def test_a_directory_that_a_file_replaces_while_it_is_listed_is_listed_as_the_fi
 
     def late(path):
         monkeypatch.undo()
-        assert LocalStore(tmp_path / "new").swap(LocalStore(tmp_path / "frame"))
+        assert LocalStore(tmp_path / "new").exchange(LocalStore(tmp_path / "frame"), at_once=True)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", late)
