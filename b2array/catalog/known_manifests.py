@@ -148,7 +148,7 @@ class KnownManifest:
         """
         return self.read() if self._seen is None or self.is_copy else self._seen
 
-    def note(self, seen: Seen | None, *, is_written: bool = False) -> None:
+    def remember(self, seen: Seen | None, *, is_written: bool = False) -> None:
         """Remember a manifest and its version; None makes the next call of `last_seen` read the manifest."""
         self._seen = seen
         self.is_copy = False

@@ -673,7 +673,7 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
 
 
 def accept_forks(point: ForkPoint, draft: Draft) -> None:
-    """Make a new draft, without chunks of its own, accept the forks of another transaction, which began at `point`.
+    """Make a new draft, which has put no chunks, accept the forks of another transaction, which began at `point`.
 
     This replaces the draft's register of forks and its epoch, and counts the age of its chunks from the fork.
     """

@@ -49,8 +49,9 @@ __all__ = ["Prepared", "commit", "frame_lock", "stage"]
 def commit(draft: Draft) -> Revision:
     """Encode open chunks, make all changes of a draft visible, and return the new state; abort the draft on failure.
 
-    ConflictError: another writer has changed chunks or values on which these changes depend. The store keeps the state
-    of that writer. FileExistsError: the place of a new frame is occupied.
+    A draft without changes makes no commit: then this returns its base. ConflictError: another writer has changed
+    chunks or values on which these changes depend. The store keeps the state of that writer. FileExistsError: the place
+    of a new frame is occupied. RuntimeError: the interpreter is ending.
     """
     if threads.is_ending():
         raise threads.make_ending_error()
@@ -80,8 +81,9 @@ def _commit_draft(draft: Draft) -> Revision:
 def _make(draft: Draft) -> Revision:
     """Commit a new frame, which may replace an old one, and return its first state.
 
-    This takes the lock of the manifest around the place, if there is one, and the lock of the old frame. It removes the
-    old frame.
+    This takes the lock of the manifest around the place, if there is one, and the lock of the old frame, unless
+    `draft.locked`. It removes the old frame. FileExistsError: there is a frame that may not be replaced. ConflictError:
+    another writer was faster.
     """
     place, old, aside, _ = draft.destination
     with nullcontext() if draft.locked else makers_lock(place):
@@ -102,7 +104,7 @@ def _make(draft: Draft) -> Revision:
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
-    """Ask the store whether the frame to replace may have other writers, which respect a lock."""
+    """Whether to lock the frame to replace, because it may have other writers; this asks for the size of `name`."""
     if draft.locked or draft.new is None or not draft.new.overwrite or not draft.destination.place.can.lock:
         return False
     try:
@@ -112,7 +114,10 @@ def _has_other_writers(draft: Draft, name: str) -> bool:
 
 
 def _may_be_adopted(draft: Draft) -> bool:
-    """Whether a group may have adopted the frame to replace, or may adopt it before it is replaced."""
+    """Whether a group may have adopted the frame to replace, or may adopt it before it is replaced.
+
+    That happens only in object stores, and matters only if any frame may be replaced.
+    """
     place, new = draft.destination.place, draft.new
     overwrites = new is not None and new.overwrite and new.replaces is None
     if not overwrites or draft.destination.aside or place.can.local:
@@ -121,9 +126,10 @@ def _may_be_adopted(draft: Draft) -> bool:
 
 
 def _overwrite(draft: Draft) -> Revision:
-    """Replace the old frame, or a newer one in its place; if a group has adopted it, commit through the group.
+    """Replace the old frame, or a newer one in its place, and return the first state of the new one.
 
-    Retry if another writer was faster. The draft then has another destination.
+    If a group has adopted the old frame, this commits through the group. If another writer was faster, this enters the
+    newer frame in `draft.destination`, and tries again.
     """
     place, new = draft.destination.place, draft.new
     if new is None:
@@ -152,7 +158,10 @@ def _overwrite(draft: Draft) -> Revision:
 
 
 def _has_changed(old: Revision | None, committed: Revision) -> bool:
-    """Ask the store whether another writer has changed a frame of the other layout since it was read."""
+    """Ask the store whether another writer has changed the old frame, of the other layout, since it was read.
+
+    False if `committed` has replaced the old frame, or without an old frame.
+    """
     if old is None or old.name == committed.name:
         return False
     try:
@@ -162,7 +171,7 @@ def _has_changed(old: Revision | None, committed: Revision) -> bool:
 
 
 def _version_there(draft: Draft) -> Version | None:
-    """Read the version of a file in the place of a frame; None if there is no file."""
+    """Read the version of the file or object that the new frame of a draft would replace; None if it does not exist."""
     try:
         return draft.destination.place.stamp(draft.name).version
     except MISSING:
@@ -170,7 +179,10 @@ def _version_there(draft: Draft) -> Version | None:
 
 
 def _remove_old(draft: Draft, committed: Revision) -> None:
-    """Remove the old frame of the other layout after a new frame has replaced it in the same place."""
+    """Remove the old frame of the other layout after a new frame has replaced it in the same place.
+
+    If the new frame has the same layout, it has overwritten the old one, and this does nothing.
+    """
     old = draft.destination.old
     if old is None or old.name == committed.name:
         return
@@ -186,9 +198,10 @@ def _remove_old(draft: Draft, committed: Revision) -> None:
 
 
 def _change(draft: Draft) -> Revision:
-    """Rebase a draft on the newest state, and carry out the plan of the result; retry if another writer was faster.
+    """Rebase a draft on the newest state, carry out the plan of the result, and return the new state.
 
-    Each attempt takes the lock of the frame. If a group has adopted the frame, this commits through the group.
+    If another writer was faster, this tries again. Each attempt takes the lock of the frame. If a group has adopted the
+    frame, this commits through the group. ConflictError: another writer has changed the same chunks or values.
     """
     waits = False
     for attempt in attempts(draft.store):
@@ -217,9 +230,10 @@ def _change(draft: Draft) -> Revision:
 
 
 def frame_lock(draft: Draft) -> AbstractContextManager[object]:
-    """Take the lock of a draft's frame, after applying a waiting commit of its group; do nothing if `draft.locked`.
+    """Take and return the lock of a draft's frame, after taking the step that may be pending for it.
 
-    ConflictError: the directory of the frame was deleted, or replaced by a file.
+    If `draft.locked`, the caller has the lock, and the result does nothing. ConflictError: the directory of the frame
+    was deleted, or replaced by a file.
     """
     if draft.locked:
         return nullcontext()
@@ -287,7 +301,7 @@ def _warn_of_dead_space(url: str) -> None:
 
 
 def _carry_out_safe(safe: _SafePlan, draft: Draft, current: Revision) -> Revision:
-    """Publish a plan, or compact the frame if the plan says so; return the new state."""
+    """Carry out a plan, or compact the frame if the plan says so; return the new state."""
     if safe.plan.step == CommitStep.COMPACT:
         return _compact(safe, draft, current)
     return carry_out(safe.plan, draft, current)
@@ -296,8 +310,8 @@ def _carry_out_safe(safe: _SafePlan, draft: Draft, current: Revision) -> Revisio
 class Prepared(NamedTuple):
     """A frame whose next state is written, except for the last step.
 
-    `header` has the first bytes of the new state. If `is_patch`, the last step writes them over the beginning of the
-    file. Otherwise a new object replaces the old one.
+    `header` has the first bytes of the new `state`. If `is_patch`, the last step writes them over the beginning of the
+    file. Otherwise it replaces the old index or file by the staged one.
     """
 
     state: State
@@ -310,11 +324,11 @@ def stage(
     put: Callable[[Iterable[Buffer]], object],
     group_commit: GroupCommit | None = None,
 ) -> Prepared:
-    """Rebase a draft on the newest state, and write all but the last step of its commit. The caller holds the lock.
+    """Rebase a draft on the newest state, write all but the last step of its commit, and return the new state.
 
-    This encodes open chunks first. A commit of several frames uses it. `put` writes the pieces of a new object that
-    will replace the old one. `group_commit` names the commit in the annotations. ConflictError: another writer has
-    changed the same chunks, or files of new chunks were removed.
+    A commit of a group uses this; the caller holds the lock of the frame. This encodes open chunks first. `put` writes
+    the bytes of a new index or file, which will replace the old one. The draft gets the note `group_commit`, if any.
+    ConflictError: another writer has changed the same chunks, or files of new chunks were removed.
     """
     complete(draft)
     for _ in attempts(draft.store):
@@ -377,8 +391,9 @@ def _rebase_on_newest(draft: Draft) -> Revision:
 def carry_out(intended: Plan, draft: Draft, current: Revision | None) -> Revision:
     """Write the objects, the chunks and the state of a plan to the store, and return the new state.
 
-    Chunk files are forced to the disk first. Raises the errors of `write_once`: ConflictError, another writer was
-    faster; FileExistsError, the place of a new frame is occupied. ConflictError: files of new chunks were removed.
+    `current` is the state on which the plan builds; None for a new frame. Chunk files are forced to the disk first. If
+    the outcome stays unknown, the draft keeps its files. ConflictError: another writer was faster, or files of new
+    chunks were removed. FileExistsError: the place of a new frame is occupied. Raises the other errors of `write_once`.
     """
     state = intended.require_state()
     require_files(intended, draft)
@@ -404,7 +419,7 @@ def carry_out(intended: Plan, draft: Draft, current: Revision | None) -> Revisio
 
 
 def _replaced(draft: Draft, current: Revision | None) -> Version | None:
-    """Return the version of the file or object that a commit may replace; None if it may replace any, or none."""
+    """Return the version of the only file or object that a commit may replace; None without such a condition."""
     if current is not None:
         return current.version
     return None if draft.new is None else draft.new.replaces
@@ -432,7 +447,7 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
 
 
 def _extend(intended: Plan, draft: Draft, current: Revision) -> Version | None:
-    """Append the chunks and the tail to the file, then change its header, and return the new version.
+    """Append the new chunks and the tail to the file, then change its header, and return the file's new version.
 
     After a failure, this restores the old header and the old length.
     """
@@ -449,7 +464,7 @@ def _extend(intended: Plan, draft: Draft, current: Revision) -> Version | None:
 
 
 def _append(intended: Plan, draft: Draft, current: Revision) -> None:
-    """Append the new chunks and the tail of a plan behind the present frame, in its file."""
+    """Append the new chunks and the tail of a plan behind the present frame, in its file, cutting off what is there."""
     chunks = draft.staging.pieces(intended.pieces)
     draft.store.append("", current.frame.frame_len, chain(chunks, (intended.tail,)))
 
@@ -460,8 +475,8 @@ def _append(intended: Plan, draft: Draft, current: Revision) -> None:
 def _compact(safe: _SafePlan, draft: Draft, current: Revision) -> Revision:
     """Copy all chunks to a new file without dead space, replace the old file by it, and return the new state.
 
-    If a chunk is damaged, this publishes the other plan instead, which keeps the old file; without one, it raises
-    FormatError or SnapshotLostError.
+    If a chunk is damaged, this carries out the other plan instead, which keeps the old file; without one, it raises
+    FormatError or SnapshotLostError. If the outcome stays unknown, the draft keeps its files.
     """
     try:
         copy = copy_whole(draft, current, safe.needed, safe.unneeded)
@@ -484,7 +499,10 @@ def _stage_compacted(
     current: Revision,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
-    """Copy all chunks of a frame, `put` them as a new object without dead space, and return the new state."""
+    """Copy all chunks of a frame, `put` them as a new file without dead space, and return the new state.
+
+    FormatError or SnapshotLostError: a chunk or a kept state cannot be read.
+    """
     copy = copy_whole(draft, current, safe.needed, safe.unneeded)
     try:
         intended = make_plan(copy, None)

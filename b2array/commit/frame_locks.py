@@ -39,13 +39,14 @@ _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
     """Take and return the lock of a frame, after taking the step that may be pending for it.
 
-    The lock is a context manager whose end is C code, which Ctrl-C does not interrupt.
+    The header of the frame is in the object `name`. The lock is a context manager whose end is C code, which Ctrl-C
+    does not interrupt.
     """
     return _lock_without_pending(store, lambda: store.lock(name))
 
 
 def makers_lock(store: Store) -> AbstractContextManager[object]:
-    """Take the manifest's lock to make a local frame in a group, after taking the step that is pending for the place.
+    """Take and return the manifest's lock to make a local frame in a group, after taking a step pending for the place.
 
     A frame outside of groups needs no lock. A thread that holds another lock takes none, because a commit that holds
     the lock of the manifest may be waiting for that other lock.
@@ -72,9 +73,9 @@ def _lock_without_pending(
     store: Store,
     take: Callable[[], AbstractContextManager[object]],
 ) -> AbstractContextManager[object]:
-    """Take a lock once no step of a group is pending for the frame.
+    """Take a lock with the function `take`, and return it once no step of a group is pending for the frame.
 
-    If one is pending, this releases the lock, carries out the step, and takes the lock again.
+    If one is pending, this releases the lock, takes the step, and takes the lock again.
     """
     while True:
         lock: AbstractContextManager[object] | None = None
@@ -91,9 +92,9 @@ def _lock_without_pending(
 
 
 def publish_waiting(owner: LocalMember) -> None:
-    """Put a new frame that waits for it into the place of a member, so that a writer finds the frame there.
+    """If the pending step of a member puts a new frame into its place, take the step, so that a writer finds it there.
 
-    No writer may change a frame that waits in another place. If no new frame waits, this does nothing.
+    No writer may change a frame that waits in another place. If the member has no such step, this does nothing.
     """
     step = _pending_of(owner.group).get(owner.path)
     if step is not None and step.kind == "frame":
@@ -101,14 +102,20 @@ def publish_waiting(owner: LocalMember) -> None:
 
 
 def _take(group: Store, path: str, step: PendingStep) -> None:
-    """Take a pending step of a local group under the lock of its manifest, which this thread may hold already."""
+    """Take a pending step of a local group, under the lock of its manifest; the manifest still lists the step.
+
+    This waits for that lock, unless this thread holds it already.
+    """
     is_locked = isinstance(group, LocalStore) and group.holds_lock()
     with nullcontext() if is_locked else group.lock(MANIFEST):
         publish_step(group, path, step)
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
-    """Release the lock of a local file, which was taken at once. Other locks are taken only when their block begins."""
+    """Release the lock of a local file, which was taken at once; do nothing for other locks, and without a lock.
+
+    Other locks are taken only when their block begins.
+    """
     if isinstance(lock, FileIO):
         lock.close()
 
@@ -182,9 +189,10 @@ def try_manifests_lock(store: Store) -> Iterator[bool]:
 
 
 def _try_lock(url: str, locks: ExitStack) -> bool:
-    """Take the lock of a manifest if it is free, and add it to `locks`; return whether states may be destroyed.
+    """Take the lock of the manifest of the group at a URL if it is free, and add it to `locks`.
 
-    If this thread holds the lock already, that is enough. Without permission to lock, the group must have no snapshots.
+    Return whether states may be destroyed. If this thread holds the lock already, that is enough. Without permission to
+    lock, the group must have no snapshots.
     """
     group = LocalStore(url)
     if group.holds_lock():

@@ -25,7 +25,7 @@ def discard(store: Store, *, locked: bool = False) -> None:
 
 
 def is_abandoned(store: Store) -> bool:
-    """Ask the store whether the place is a directory that is empty, or has only files of late writers.
+    """List a place: whether it is a directory that is empty, or has only files of late writers.
 
     A late writer does not notice that its frame was deleted, and creates the directory again.
     """

@@ -23,7 +23,8 @@ __all__ = ["localize"]
 def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
     """Convert the files of a group to the form of a local group, and write the manifest; do nothing if it has no rows.
 
-    The caller holds the lock of the manifest. This deletes the revisions.
+    The caller holds the lock of the manifest, and has read this `manifest` of this `version`. This deletes the
+    revisions after the write.
 
     Raises
     ------
@@ -31,6 +32,8 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
         The group has snapshots, which name revisions.
     FormatError
         A revision that the manifest lists is missing.
+    ConflictError
+        Another writer has replaced the manifest.
     """
     if manifest.rows is None:
         return
@@ -70,6 +73,6 @@ def _copy_to_usual_name(group: Store, row: Row) -> None:
 
 
 def _is_revision(path: str, members: Collection[str]) -> bool:
-    """Whether a file holds a revision of a member."""
+    """Whether the file at a path of the group holds a revision; `members` has the paths of the members."""
     prefix, _, name = path.rpartition("/")
     return prefix == DATA or (is_index_name(name) and prefix in members)

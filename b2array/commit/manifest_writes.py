@@ -23,9 +23,9 @@ def write_manifest(
 ) -> Look[Manifest]:
     """Replace the manifest of that version, or raise ConflictError; return what is there now.
 
-    The caller holds the lock of the manifest. Without a version, this makes the first manifest. It forces
-    the manifest to the disk. `is_commit` says that the manifest has the token of a new commit, by which it is
-    recognized below later commits. `keep` is for `write_once`, whose errors this raises.
+    The caller holds the lock of the manifest. Without a version, this makes the first manifest. It forces the manifest
+    to the disk, and this process remembers it. `is_commit` says that the manifest has the token of a new commit, by
+    which it is recognized below later commits. `keep` is for `write_once`, whose errors this raises.
     """
     content = manifest.pack()
 
@@ -49,20 +49,21 @@ def write_manifest(
 
 
 def replace_manifest(
-    catalog: KnownManifest,
+    known: KnownManifest,
     manifest: Manifest,
     version: Version | None,
     *,
     is_commit: bool = False,
     keep: Callable[[], object] = lambda: None,
 ) -> Manifest:
-    """Replace the manifest of that version, or raise ConflictError; note the new one in the catalog, and return it.
+    """Replace the manifest of that version, or raise ConflictError; remember the new one in `known`, and return it.
 
-    If other commits have followed at once, the manifest with these commits is returned. The parameters are as for
-    `write_manifest`. The caller holds the lock of the manifest, if there is one.
+    If other commits have followed at once, the manifest with these commits is returned. After an error, `known` reads
+    the manifest at its next use. The parameters are as for `write_manifest`. The caller holds the lock of the manifest,
+    if there is one.
     """
-    catalog.note(None)
-    written = write_manifest(catalog.group, manifest, version, is_commit=is_commit, keep=keep)
+    known.remember(None)
+    written = write_manifest(known.group, manifest, version, is_commit=is_commit, keep=keep)
     newest = written.content or manifest
-    catalog.note((newest, written.version), is_written=True)
+    known.remember((newest, written.version), is_written=True)
     return newest

@@ -80,15 +80,16 @@ def publish_pending(
 ) -> Published:
     """Take the pending steps of a manifest, deletions first; return the failed ones, and the versions of patched files.
 
-    The caller holds the manifest's lock, and the locks of the members `locked`; this takes the lock of each other
-    member for its step. `states` has the old states that the caller knows, by path. A damaged member, or an error of
-    the store, stops its own step only. A new name may differ from a deleted one only in case, so deletions come first.
-    The other changes are forced to the disk together; if that fails, all of them stay pending.
+    This does not change the manifest. The caller holds the manifest's lock, and the locks of the members `locked`; this
+    takes the lock of each other member for its step. `states` has the old states that the caller knows, by path. A
+    damaged member, or an error of the store, stops its own step only. A new name may differ from a deleted one only in
+    case, so deletions come first. The other changes are forced to the disk together; if that fails, all of them stay
+    pending.
     """
     published = Published()
 
     def take(path: str, step: PendingStep) -> None:
-        """Take one step, and note the result; never raise an error of the store."""
+        """Take one step, and enter the result in `published`; never raise an error of the store."""
         try:
             version = publish_step(group, path, step, locked=path in locked, state=states.get(path))
             if version is not None:
@@ -164,7 +165,7 @@ def publish_step(
 
 
 def _outgoing(group: Store, path: str, step: PendingStep) -> Store:
-    """Return the place to which a replaced frame is moved if the system cannot swap two names in one step."""
+    """Return the temporary place for a replaced frame, for systems that cannot swap two names in one call."""
     return group.below(staged_path(path, step.token[::-1], sparse=False))
 
 
@@ -179,8 +180,10 @@ def _take_step(
 ) -> Version | None:
     """Patch the header of a member, replace its index, or move its frame in or out; force what was written to the disk.
 
-    This takes one call if the system supports it, and otherwise two if the step is `listed`. Return the version of a
-    patched file, otherwise None.
+    `store` is the member's place, and `there` its occupant. This takes one call if the system supports it, and
+    otherwise two if the step is `listed` in the manifest. Return the version of a patched file, otherwise None.
+    SeveralStepsError: it would take two, and the step is not listed. ConflictError or FileExistsError: another process
+    was faster.
     """
     if step.kind == "patch":
         stamp = store.patch("", 0, step.header)
@@ -208,7 +211,7 @@ def _take_step(
 
 
 def _take_out(store: Store, aside: Store) -> None:
-    """Move a deleted or replaced frame to the place `aside`, which only its step names.
+    """Move a deleted or replaced frame from its place `store` to the place `aside`, which only its step names.
 
     FileExistsError: that place was occupied. Its content is removed, so that the next attempt succeeds.
     """
@@ -221,7 +224,7 @@ def _take_out(store: Store, aside: Store) -> None:
 
 
 def _is_there(store: Store) -> bool:
-    """Ask the store whether the place is occupied, even by chunks without an index that a killed writer has left."""
+    """List a place: whether anything is there, even only chunks without an index that a killed writer has left."""
     try:
         store.listing()
     except MISSING:
@@ -311,7 +314,7 @@ def publish_revision(
 
 
 def _look_at_published(store: Store, row: Row, identity: str) -> tuple[PublishedAction, Version | None]:
-    """Read the published index; return what publication requires, and the version of the index to replace."""
+    """Read the published index in a place; return what publication of a row requires, and the version of that index."""
     try:
         occupant = load_published(store, sparse=row.sparse)
     except MISSING:
@@ -326,7 +329,7 @@ def publish_new(group: Store, row: Row, identity: str, state: State, content: by
     """Publish a new member before the commit, and return the version of its index; try again after a conflict.
 
     A new member is published first, so that no other frame can occupy the place. An existing frame there is replaced if
-    it is a leftover of the group. FileExistsError: it is another frame.
+    it is a leftover of the group. The parameters are as for `publish_revision`. FileExistsError: it is another frame.
     """
     store = group.below(row.path)
     name = FRAME_NAME if row.sparse else ""
@@ -360,7 +363,11 @@ def publish_new(group: Store, row: Row, identity: str, state: State, content: by
 
 
 def remove_published(group: Store, before: Manifest, newest: Manifest, names: Collection[str]) -> None:
-    """Remove the published indexes of deleted or replaced members, unless another member is in the place now."""
+    """Remove the published indexes of deleted or replaced members, unless another member is in the place now.
+
+    `before` is the manifest before the commit, `newest` the latest one, and `names` the members that may be gone. Other
+    files of the members stay. Errors of the store are ignored.
+    """
     rows = before.rows or {}
     rows_now = newest.rows or {}
     places_now = {(row.path, row.sparse) for row in rows_now.values()}
@@ -378,7 +385,7 @@ def remove_published(group: Store, before: Manifest, newest: Manifest, names: Co
 
 
 def publish_missing(group: Store, row: Row) -> None:
-    """Publish the revision that a row lists where nothing is published.
+    """Publish the revision that a row lists if nothing is published in its place; otherwise do nothing.
 
     A writer that has deleted a member may sleep before it removes the published index, and then remove the index of a
     member that another writer has made again meanwhile.
