@@ -20,7 +20,10 @@ def lacks_checksums(revision: Revision) -> bool:
 
 
 def give_checksums(draft: Draft) -> None:
-    """Rewrite chunks without checksums: otherwise nobody would notice that other software overwrites them."""
+    """Stage stored chunks without checksums again, with checksums, after encoding the open chunks of a draft.
+
+    Without checksums, nobody would notice that other software overwrites such chunks.
+    """
     complete(draft)
     bare = _find_bare_chunks(draft.state).tolist()
     source = draft.reader()

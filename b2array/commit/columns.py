@@ -48,7 +48,10 @@ def table_of(path: str) -> str:
 
 
 def _descriptions(store: Store, table: str, path: str) -> list[Store]:
-    """Return the places where a table may describe itself."""
+    """Return the places where a table may describe itself, given the `path` of a part of it in the table; read nothing.
+
+    `store` is the place of that part.
+    """
     if isinstance(store, LocalStore):
         return [LocalStore(f"{table}/{name}") for name in _DESCRIPTION]
     around = store.around(path)
@@ -56,7 +59,7 @@ def _descriptions(store: Store, table: str, path: str) -> list[Store]:
 
 
 def describes_a_table(store: Store) -> bool:
-    """Read a frame: whether it describes a table. A missing or unreadable frame does not."""
+    """Read a frame: whether it is the description of a table. A missing or unreadable frame is not."""
     # If the description is missing or unreadable, python-blosc2 does not open the group as a table either.
     with suppress(*MISSING, B2ArrayError):
         return is_description(load(store).state)
@@ -64,6 +67,6 @@ def describes_a_table(store: Store) -> bool:
 
 
 def is_description(state: State) -> bool:
-    """Whether a frame describes a table; FormatError if its attribute is damaged."""
+    """Whether a frame is the description of a table; FormatError if its attribute `kind` is damaged."""
     kind = state.attr("kind")
     return kind is not None and decode_attr(kind) in ("ctable", b"ctable")

@@ -27,8 +27,9 @@ class KeptState(NamedTuple):
 def states_to_copy(source: Source) -> list[KeptState]:
     """Load the states that the frame of a source keeps, except the states that belong to snapshots of a group.
 
-    If the source is a transaction, these are the states that the frame will keep after the commit: without the states
-    that it drops, and with the new ones.
+    A chunk that other software has overwritten raises SnapshotLostError; see `load_intact_state`. If the source is a
+    transaction, these are the states that the frame will keep after the commit: without the states that it drops, and
+    with the new ones.
     """
     if isinstance(source, Revision):
         return _load_states(source, ())

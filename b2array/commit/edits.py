@@ -42,9 +42,9 @@ __all__ = [
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
-    """Return the header of a chunk; ValueError for a lazy, empty, short or cut one, which a frame cannot store.
+    """Check the chunk `buf`, and return its header. ValueError: it is lazy, empty, short or cut; no frame can store it.
 
-    FormatError: the header or the places of the blocks are damaged.
+    FormatError: the header or the places of the blocks are damaged. UnsupportedError: the chunk has a later version.
     """
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
@@ -138,7 +138,10 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
 
 
 def set_special(draft: Draft, numbers: npt.NDArray[np.int64], special: Special) -> None:
-    """Fill chunks with zeros or NaN, and note the change; only the index changes."""
+    """Replace chunks by a special value, zeros or NaN, in the index; they count as changed from now on.
+
+    Open chunks with these numbers stay open.
+    """
     state = draft.changeable_state()
     state.frame.offsets[numbers] = index.special_offset(special)
     draft.delta.touched[numbers] = True
@@ -199,7 +202,7 @@ def restore_state(draft: Draft, state: State) -> None:
 
 
 def _copy_sizes(state: State, other: State) -> None:
-    """Copy sizes of blocks into a state, in place, for chunks that `other` has as well: a kept state lacks them."""
+    """Copy sizes of blocks from `other` into a state, in place, for chunks in both: a kept state has no such sizes."""
     offsets = state.frame.offsets
     others = other.frame.offsets
     same_width = state.sizes.shape[1:] == other.sizes.shape[1:]
@@ -228,7 +231,10 @@ def _reindex(
     chunksize: int,
     **fields: Any,
 ) -> None:
-    """Reindex a draft; if the sizes of its chunks begin to differ, store the chunks of special values first."""
+    """Reindex a draft like `Draft.reindex`; a `chunksize` of 0 means that the sizes of the chunks differ.
+
+    If the sizes begin to differ, store the chunks of special values first, because the index cannot contain them.
+    """
     if chunksize == 0 and not draft.frame.variable_chunks:
         negative = np.flatnonzero(draft.frame.offsets < 0).tolist()
         # New chunks have negative codes as well, but they have a location.
@@ -242,11 +248,11 @@ def _reindex(
 
 
 def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
-    """Return the uncompressed sizes of chunks in bytes.
+    """Return the uncompressed sizes of the chunks `numbers`, in bytes.
 
     If the chunks of a frame have different sizes, the index does not list the sizes, and this reads them from the
-    headers of the chunks; a draft encodes open chunks first, and notes the reads. FormatError: such a chunk is not
-    stored.
+    headers of the chunks. A draft encodes open chunks first, and the chunks count as read. FormatError: such a chunk is
+    not stored.
     """
     frame = source.frame
     if not frame.variable_chunks:

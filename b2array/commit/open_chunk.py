@@ -53,7 +53,7 @@ class Form:
 
     @classmethod
     def of(cls, state: State, layout: Layout) -> Form:
-        """Return the form of the chunks of an array."""
+        """Return the form of the chunks of an array, given its state and its layout."""
         frame = state.frame
         # If each item is an array, the layout has further dimensions, but the frame counts one item.
         typesize = layout.itemsize if layout.block_nbytes % frame.typesize else frame.typesize
@@ -129,7 +129,7 @@ class OpenChunk:
             self._stored = None
 
     def _add(self, numbers: Iterable[int], data: Bytes) -> None:
-        """Keep decoded blocks, so that they count as changed."""
+        """Keep the decoded blocks in the rows of `data`, so that they count as changed."""
         tile = Tile(data)
         for row, n in enumerate(numbers):
             self._blocks[n] = CacheEntry(tile, row)
@@ -173,7 +173,7 @@ class OpenChunk:
         filled: Sequence[bool] | None = None,
         undo: Undo | None = None,
     ) -> None:
-        """Decode and keep the blocks that are not in memory yet.
+        """Decode and keep the blocks that are not kept yet, so that they count as changed.
 
         `filled` tells for each block whether values will fill all of it: such a block starts blank, and is not decoded.
         `undo` collects a function that forgets the new blocks.
@@ -253,7 +253,7 @@ class OpenChunk:
             put(block, inside, take(values, of_block.outside), axes)
 
     def _neighbours(self, numbers: Sequence[int]) -> Bytes | None:
-        """Return a view of blocks as one array; None if they are not adjacent in memory."""
+        """Return a view of kept blocks as one array; None if they are not adjacent in memory."""
         tile, first, _ = self._blocks[numbers[0]]
         for row, n in enumerate(numbers, first):
             entry = self._blocks[n]
@@ -298,7 +298,7 @@ class OpenChunk:
         )
 
     def _round(self, numbers: list[int]) -> tuple[Bytes, int]:
-        """Return blocks as one array, rounded if the user allows errors, and the number of mantissa bits in use.
+        """Return kept blocks as one array, rounded if the user allows errors, and the number of mantissa bits in use.
 
         Without rounding, the number is 0, and the array may be a view.
         """
@@ -315,7 +315,7 @@ class OpenChunk:
         return items.view(np.uint8), bits
 
     def _join(self, numbers: list[int]) -> Bytes:
-        """Return blocks as one array: a view if they are adjacent in memory, otherwise a copy."""
+        """Return kept blocks as one array: a view if they are adjacent in memory, otherwise a copy."""
         joined = self._neighbours(numbers)
         if joined is not None:
             return joined
@@ -333,9 +333,10 @@ def _put_runs(
     values: Array,
     undo: Undo | None,
 ) -> None:
-    """Copy values into blocks. The first dimensions of `grid` count blocks; the other ones are within a block.
+    """Copy the `values` that `runs` select into blocks; each axis has one run.
 
-    `undo` collects a function that restores the old values.
+    The first dimensions of `grid` count blocks; the other ones are within a block. `undo` collects a function that
+    restores the old values.
     """
     ndim = len(runs)
     outside = [run.outside for run in runs]

@@ -143,7 +143,7 @@ def choose_chunks(draft: Draft, axes: Sequence[int], every: int | None = None) -
 
 
 def _cut_chunks(old: Layout, new: Layout) -> list[int]:
-    """Return the chunks whose extents change: chunks of text have no padding."""
+    """Return the numbers, in the `new` layout, of chunks of text that get other extents: they have no padding."""
     numbers = np.arange(new.nchunks).reshape(new.grid_shape)
     common = tuple(slice(0, n) for n in _common(old.grid_shape, new.grid_shape))
     changed = np.zeros(new.grid_shape, bool)
@@ -156,7 +156,10 @@ def _cut_chunks(old: Layout, new: Layout) -> list[int]:
 
 
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
-    """Yield the chunks in which old and new items meet, except chunks that repeat the fill value anyway."""
+    """Yield the numbers, in the `new` layout, of the chunks in which old and new items meet.
+
+    Chunks that repeat the fill value `item` are left out. The draft has the new index already.
+    """
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     common = [slice(0, n) for n in _common(old.grid_shape, new.grid_shape)]
     special = special_of(item, new.dtype)
@@ -254,9 +257,10 @@ def _splice(
     axis: int,
     values: Array | None,
 ) -> None:
-    """Recompose the array along an axis from pieces of the old array and of new values.
+    """Recompose the array along an axis from pieces of the old array and of the new `values`, in this order.
 
     This encodes open chunks first. Chunks that move as a whole keep their bytes; the others are read and written.
+    ValueError: the draft is a fork.
     """
     draft.flush()
     before = draft.reader()
@@ -316,7 +320,11 @@ def _find_rows(
     end: int,
     step: int,
 ) -> None:
-    """Find rows of chunks that move as a whole when old positions move to [start, stop); enter their old numbers."""
+    """Find rows of chunks that move as a whole when old positions move to [start, stop) along an axis.
+
+    This enters the old number of each in `rows`, at its new number. `end` is the new length of the axis, and `step` the
+    length of a chunk.
+    """
     # An axis of length 0 has no rows of chunks.
     if not step:
         return
@@ -338,7 +346,10 @@ def _find_rows(
 
 
 def _drop_cut_rows(rows: npt.NDArray[np.int64], *, length: int, end: int, step: int) -> None:
-    """Take back the moves of rows whose extents change: chunks of text have no padding."""
+    """Take back the moves of rows whose extents change, in `rows`: chunks of text have no padding.
+
+    `length` and `end` are the old and the new length of the axis, and `step` is the length of a chunk.
+    """
     for row, origin in enumerate(rows.tolist()):
         before = min(step, length - origin * step)
         after = min(step, end - row * step)
@@ -347,7 +358,7 @@ def _drop_cut_rows(rows: npt.NDArray[np.int64], *, length: int, end: int, step: 
 
 
 def _slice_positions(positions: Positions, low: int, high: int) -> Positions:
-    """Return positions `low` to `high` of a sequence of positions."""
+    """Return the part from index `low` to index `high` of a sequence of positions."""
     if isinstance(positions, slice):
         return slice(positions.start + low, positions.start + high, 1)
     return positions[low:high]
@@ -420,7 +431,7 @@ def fill_chunks(
 
 
 def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
-    """Return the special value for chunks that repeat an item; None if the index has no such value."""
+    """Return the special value for chunks that repeat the bytes of an item; None if the index has no such value."""
     if not any(item):
         return Special.ZEROS
     # Other NaNs, and NaNs of other types, would not be read back with the same bytes.
@@ -431,7 +442,7 @@ def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
 
 
 def _fill_item(draft: Draft, layout: Layout) -> bytes:
-    """Return the bytes of the array's fill value: zeros if it has none, or one of another size."""
+    """Return the bytes of the array's fill value; zeros without one, or if it does not fit the type of the layout."""
     item = draft.state.annotations.fill
     if layout.is_text:
         return item or b""
@@ -441,7 +452,7 @@ def _fill_item(draft: Draft, layout: Layout) -> bytes:
 
 
 def read_box(source: Source, layout: Layout, box: Box) -> Array:
-    """Read a box of the array: one slice for each axis, all with step 1."""
+    """Read a box of the array into new memory: one slice for each axis, all with step 1."""
     result = np.empty(_lengths(box), layout.dtype)
     read(source, layout, box, None, result)
     return result
@@ -463,7 +474,7 @@ def make_joint(
     dtype: np.dtype[Any],
     axis: int,
 ) -> Joint:
-    """Convert values to be appended or inserted along an axis, and check that they fit the array.
+    """Convert values to be appended or inserted along an axis, and check that they fit an array of this shape and type.
 
     TypeError, ValueError, OverflowError: the values have other extents, or the type of the array cannot hold them; see
     `b2array.grid.lossless`.
@@ -487,7 +498,10 @@ def check_extents(added: tuple[int, ...], shape: tuple[int, ...], axis: int) -> 
 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
-    """Raise ConflictError if another writer has changed the array so that checked values do not fit it any more."""
+    """Raise ConflictError if another writer has changed the array so that checked values do not fit it any more.
+
+    `before` and `now` are the layouts when the values were checked, and now.
+    """
     fits = _with_extent(now.shape, axis, 0) == _with_extent(before.shape, axis, 0)
     if not fits or now.dtype != before.dtype:
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")

@@ -86,7 +86,7 @@ class TextChunk:
             raise FormatError(f"expected {layout.nblocks} blocks of text, found {header.nblocks} blocks")
 
     def move(self, layout: Layout, number: int, undo: list[Any] | None) -> None:
-        """Note the number of the chunk in the array's present layout. `undo` collects functions that undo this."""
+        """Give the chunk its number in the array's present layout. `undo` collects functions that undo this."""
         if undo is not None:
             undo.append(partial(setattr, self, "_layout", self._layout))
             undo.append(partial(setattr, self, "_number", self._number))
@@ -155,6 +155,7 @@ class TextChunk:
         return text.stored_block(stored, n, self._cparams)
 
     def _encode_block(self, n: int) -> bytes:
+        """Return the encoded block `n`, without the items beyond the end of the array."""
         extents = block_extents(self._layout, self._number, n)
         inside: Any = tuple(slice(extent) for extent in extents)
         items = self._block(n)[(*inside, ...)]
@@ -162,7 +163,7 @@ class TextChunk:
 
 
 def encode_blank(layout: Layout, cparams: CParams, number: int, fill: Any) -> bytes:
-    """Return the encoded chunk in which every item is the fill value."""
+    """Return the encoded chunk of text `number` of an array in which every item is the fill value."""
     encoded: dict[int, bytes] = {}
     blocks = []
     for n in range(layout.nblocks):

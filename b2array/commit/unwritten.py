@@ -19,14 +19,20 @@ __all__ = ["complete", "store_unwritten"]
 
 
 def complete(draft: Draft) -> None:
-    """Encode and stage everything that the commit will show: open chunks, and unwritten chunks of text."""
+    """Encode and stage everything that the commit will show: open chunks, and unwritten chunks of text.
+
+    The draft's index then refers to them.
+    """
     draft.flush()
     if draft.state.layout is not None and draft.state.layout.is_text:
         store_unwritten(draft)
 
 
 def store_unwritten(draft: Draft) -> None:
-    """Stage the chunks of text that nobody has written; forks leave them to the transaction."""
+    """Stage chunks of the fill value for the chunks of text that nobody has written, and make the index refer to them.
+
+    Forks leave this to the transaction.
+    """
     layout = draft.state.require_layout()
     if draft.point is not None:
         return
@@ -37,7 +43,7 @@ def store_unwritten(draft: Draft) -> None:
     encoded: dict[tuple[int, ...], bytes] = {}
 
     def store(n: int) -> tuple[int, Staged]:
-        """Stage an unwritten chunk; chunks of the same extents are the same."""
+        """Stage an unwritten chunk, and return it with its number; chunks of the same extents are the same."""
         extents = chunk_extents(layout, n)
         if extents not in encoded:
             encoded[extents] = encode_blank(layout, draft.state.cparams, n, fill)

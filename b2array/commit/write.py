@@ -45,9 +45,10 @@ def write(
 ) -> None:
     """Write values to the selected items: encode and store new chunks, or keep them open in a transaction.
 
-    `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
-    With `fields`, only these fields are changed. Chunks that are written in part are read first. `before` is the layout
-    in which these were written, if the draft has just got another shape.
+    The selection is a product of the factors `positions`; index arrays combine the `axes`. `values` have one dimension
+    for each factor, and are converted to the array's type block by block. With `fields`, only these fields are changed.
+    Chunks that are written in part are read first. `before` is the layout in which these were written, if the draft has
+    just got another shape.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
