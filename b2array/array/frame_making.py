@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from b2array.array.drafts import AnyPlace, ArrayOptions, Url
-from b2array.catalog.group_places import Place, target_of
+from b2array.catalog.group_places import Place, group_for_new_frame
 from b2array.catalog.manifest import ARRAY
 from b2array.commit.draft import Draft
 from b2array.commit.frame_commit import commit
@@ -59,5 +59,5 @@ def member_at(url: Url | None, options: ArrayOptions) -> Place | None:
     """Return the member of a group that a new frame at a URL will be; None outside of groups."""
     if url is None:
         return None
-    place = target_of(*address_of(url, options.storage_options, options.fs))
+    place = group_for_new_frame(*address_of(url, options.storage_options, options.fs))
     return place if place is not None and place.name else None

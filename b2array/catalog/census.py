@@ -92,7 +92,7 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
 
 
 def rows_among(files: Collection[str]) -> dict[str, Row]:
-    """Return a row for each member whose frame is among some files."""
+    """Return a row for each member whose frame is among some files of a group, by the member's name."""
     existing = {*files}
     rows = {}
     for name, path in members_among(files).items():
@@ -102,7 +102,7 @@ def rows_among(files: Collection[str]) -> dict[str, Row]:
 
 
 def _require_complete(group: Store, manifest: Manifest) -> None:
-    """Look at the members with pending steps; UnsupportedError if one was not taken before the group was copied."""
+    """Read the members with pending steps. UnsupportedError: a step was not taken before the group was copied."""
     for path, entry in manifest.pending.items():
         if is_embedded(path) or entry.before == entry.after:
             continue
@@ -116,10 +116,11 @@ def _require_complete(group: Store, manifest: Manifest) -> None:
 
 
 def embedded_extents(state: State, url: str) -> dict[str, range | None]:
-    """Return the byte range of each member in an embedding frame, by name; None for a reference to a server.
+    """Return the range of bytes of each member in the data of an embedding frame, by name; None for a remote member.
 
-    FormatError: the map of members is damaged, or a range exceeds the data of the frame. UnsupportedError: the group
-    only refers to a remote group, or a member has a name that it cannot have here.
+    Tables have no range: their columns are members. FormatError: the map of members is damaged, or a range exceeds the
+    data of the frame. UnsupportedError: the group only refers to a remote group, or a member has a name that it cannot
+    have here.
     """
     if state.frame.metalayer(_REMOTE) is not None:
         raise UnsupportedError(
@@ -152,7 +153,10 @@ def find_objects(state: State, url: str) -> Mapping[str, Any]:
 
 
 def _name(url: str, key: Any) -> str:
-    """Return the name of an embedded member, without the slash before it; FormatError if it is not a name."""
+    """Return the name of an embedded member, without the slash before it in the `key`.
+
+    FormatError: this is not a name. UnsupportedError: b2array cannot give the name to a member.
+    """
     name = ""
     # python-blosc2 writes a slash before each name.
     if isinstance(key, str) and key.startswith("/"):
@@ -165,9 +169,9 @@ def _name(url: str, key: Any) -> str:
 
 
 def _extent(url: str, nbytes: int, key: str, entry: Any) -> range | None:
-    """Return the byte range of an embedded member; None for a reference to a server.
+    """Return the byte range of an embedded member, given its `entry` in the map; None for a reference to a server.
 
-    FormatError: the range exceeds the data.
+    FormatError: the range exceeds the data, which has `nbytes` bytes.
     """
     start: Any = None
     count: Any = None

@@ -12,7 +12,7 @@ from b2array.store.base import Head, Store
 from b2array.store.local_store import LocalStore
 from b2array.store.open import cut, open_store
 
-__all__ = ["ARCHIVE", "GROUP", "ZIP", "Place", "Storage", "cut_path", "group_of", "strip_suffix", "target_of"]
+__all__ = ["ARCHIVE", "GROUP", "ZIP", "Place", "Storage", "cut_path", "group_for_new_frame", "group_of", "strip_suffix"]
 
 Storage = Mapping[str, Any] | None
 
@@ -44,8 +44,8 @@ def group_of(
 
     A group is a directory or prefix with a manifest or an embedding frame, a zip archive, or another file that begins
     with one of `magics`. One wave of requests checks all places. A server that cannot list, such as an HTTP server,
-    gets requests only for the places that `_likely` returns. The returned name lacks the ending of its file, and need
-    not exist. With `is_missing`, the caller already knows that no object has this URL.
+    gets requests only for the places that `_likely_places` returns. The returned name lacks the ending of its file, and
+    need not exist. With `is_missing`, the caller already knows that no object has this URL.
 
     Examples
     --------
@@ -69,25 +69,25 @@ def group_of(
         signs = ("", MANIFEST, EMBEDDED)
         asked = [(count, sign) for count in range(len(parts), 0, -1) for sign in signs]
     else:
-        asked = _likely(parts, is_missing=is_missing)
+        asked = _likely_places(parts, is_missing=is_missing)
     count = _find_innermost(store, parts, asked, magics)
     return None if count is None else _cut_at(front, parts, back, count)
 
 
 def _join_fragment(place: Place, fragment: str) -> Place:
-    """Return the place of a name after "#", below the place of the URL before it."""
+    """Return the place of the name `fragment`, after "#" in a URL, below the place of the URL before it."""
     name = f"{place.name}/{fragment}".strip("/")
     return Place(place.group, strip_suffix(name))
 
 
 def _cut_at(front: str, parts: Sequence[str], back: str, count: int) -> Place:
-    """Return the place of a URL whose first `count` parts lead to the group."""
+    """Return the place of a URL whose first `count` parts lead to the group; `cut_path` has cut it."""
     group = "/".join(parts[:count])
     name = "/".join(parts[count:])
     return Place(f"{front}{group}{back}", strip_suffix(name))
 
 
-def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> Place | None:
+def group_for_new_frame(url: str | os.PathLike[str], storage_options: Storage = None) -> Place | None:
     """Return the group that will contain a new frame, if any, and the name of the frame there.
 
     This resolves links in a local path. Servers get requests only if a part of the URL has the usual ending of a group
@@ -97,7 +97,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     --------
     >>> import b2array
     >>> _ = b2array.open_group("memory://outer/new.b2d", "w")
-    >>> target_of("memory://outer/new.b2d/x"), target_of("memory://outer/x")
+    >>> group_for_new_frame("memory://outer/new.b2d/x"), group_for_new_frame("memory://outer/x")
     (Place(group='memory://outer/new.b2d', name='x'), None)
     """
     store = open_store(url, storage_options=storage_options)
@@ -108,7 +108,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
         return group_of(url, storage_options)
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
     if mark:
-        place = target_of(outer, storage_options)
+        place = group_for_new_frame(outer, storage_options)
         return None if place is None else _join_fragment(place, fragment)
     front, parts, back = cut_path(url, storage_options)
     asked = []
@@ -134,9 +134,10 @@ def _find_innermost(
     asked: Sequence[tuple[int, str]],
     magics: tuple[bytes, ...],
 ) -> int | None:
-    """Find the first group among some places, and return the number of path parts that lead to it.
+    """Read some places at once; return how many parts of the path lead to the first group in `asked`, or None.
 
-    Each of the places in `asked` is a number of parts, and the object there that marks a group.
+    `asked` has the innermost place first. Each is a number of parts, and the object there that marks a group: "" stands
+    for the object at the place itself, which is an archive if it begins with one of `magics`. `store` is at `parts[0]`.
     """
     names = ["/".join(filter(None, (*parts[1:count], sign))) for count, sign in asked]
     # 16 bytes are enough for every magic.
@@ -150,7 +151,7 @@ def _find_innermost(
     return None
 
 
-def _likely(
+def _likely_places(
     parts: Sequence[str],
     *,
     is_missing: bool,
@@ -163,9 +164,9 @@ def _likely(
 
     Examples
     --------
-    >>> _likely(["example.org", "run.b2d", "air", "x"], is_missing=True)
+    >>> _likely_places(["example.org", "run.b2d", "air", "x"], is_missing=True)
     [(2, '.b2group'), (2, 'embed.b2e')]
-    >>> _likely(["example.org", "data", "run", "x"], is_missing=False)
+    >>> _likely_places(["example.org", "data", "run", "x"], is_missing=False)
     [(4, ''), (4, '.b2group'), (3, '.b2group')]
     """
     whole = len(parts)
@@ -193,7 +194,7 @@ def _likely(
 
 
 def strip_suffix(name: str) -> str:
-    """Return the name of a member without the ending of its file."""
+    """Return a name without the ending of a member's file, if it has one."""
     ending = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(ending)
 

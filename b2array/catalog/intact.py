@@ -52,8 +52,9 @@ def find_state(
 ) -> Revision | None:
     """Load a state that a snapshot of a local group names, given the member's frame; None if it is another frame.
 
-    This reads only the index of the state. With `is_same`, the caller knows that the frame is the same one. Raises what
-    `load_kept_state` raises.
+    This reads only the index of the state. `revision` is the present state of the frame, `group` the identity of the
+    group, and `title` the name of the snapshot, for messages. With `is_same`, the caller knows that the frame is the
+    same one. Raises what `load_kept_state` raises; FormatError: the packed state is damaged.
     """
     name = name_for_group(state.generation)
     entry = ledger_in(revision).find(name)
@@ -107,8 +108,9 @@ def find_intact_state(
 ) -> Revision | None:
     """Load a state like `find_state`; if other software has changed the frame, check that the chunks are intact.
 
-    With `deep`, this check compares the whole of each chunk. Otherwise, it compares the head of each chunk that is not
-    at the same place in the frame's present state. Raises the errors of `load_intact_state`.
+    The check compares the head of each chunk with its checksum, and with `deep` the whole chunk. With `deep`, it also
+    checks a state that the group has packed even if no other software has changed the frame: then it compares the heads
+    of the chunks that the frame's present state does not have. Raises the errors of `load_intact_state`.
     """
     earlier = find_state(revision, state, group, title)
     if earlier is None or earlier.at is None:
@@ -153,7 +155,7 @@ def require_intact(source: Source, *, deep: bool, besides: State | None = None) 
 
 
 def _is_shared(one: State, other: State) -> npt.NDArray[np.bool_]:
-    """Return for each chunk of a state whether another state has the chunk at the same place, under any number."""
+    """Return for each chunk of a state whether another state has the same chunk at the same place, under any number."""
     offsets = one.frame.offsets
     places = other.frame.offsets
     if not places.size:

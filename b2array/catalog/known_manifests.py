@@ -69,7 +69,7 @@ def read_manifest(
 
 
 def _unpack_short(content: bytes) -> Manifest:
-    """Parse a manifest, unless this process has read or written the same bytes before."""
+    """Parse a manifest, and remember it, unless this process has read or written the same bytes before."""
     manifest = _recent.get(content)
     if manifest is None:
         manifest = Manifest.unpack(content)
@@ -78,10 +78,10 @@ def _unpack_short(content: bytes) -> Manifest:
 
 
 def remember_manifest(content: bytes, manifest: Manifest) -> None:
-    """Remember a manifest by its bytes, so that the same bytes need not be parsed again.
+    """Remember a manifest by its bytes in this process, so that the same bytes need not be parsed again.
 
-    Local commits read the manifest often, because the version of a local file does not show every change. Usually it
-    has not changed.
+    Long manifests are not remembered. Local commits read the manifest often, because the version of a local file does
+    not show every change. Usually it has not changed.
     """
     if len(content) <= _SHORT:
         _recent[content] = manifest
@@ -130,11 +130,14 @@ class KnownManifest:
         return self.group.url
 
     def is_on_disk(self) -> bool:
-        """Return whether the cache on disk has a manifest of the group, in any state."""
+        """Return whether the cache on disk has a manifest of the group, even an old one."""
         return self.group.has_copy(MANIFEST, config.limits.metadata_nbytes)
 
     def read(self, *, cached: bool = False, hidden_is_missing: bool = True) -> Seen:
-        """Read the stored manifest, and return it with its version; the parameters are as for `read_manifest`."""
+        """Read the stored manifest, remember it, and return it with its version.
+
+        If the stored version is the one that was seen last, do not parse it. The parameters are as for `read_manifest`.
+        """
         cached = cached and config.disk_cache is not None
         last = None if self.is_copy and not cached else self._seen
         self._seen = read_manifest(self.group, last=last, cached=cached, hidden_is_missing=hidden_is_missing)
@@ -149,7 +152,10 @@ class KnownManifest:
         return self.read() if self._seen is None or self.is_copy else self._seen
 
     def remember(self, seen: Seen | None, *, is_written: bool = False) -> None:
-        """Remember a manifest and its version; None makes the next call of `last_seen` read the manifest."""
+        """Remember a manifest and its version; None makes the next call of `last_seen` read the manifest.
+
+        `is_written` says that a commit through a handle of this group has written it.
+        """
         self._seen = seen
         self.is_copy = False
         if is_written:

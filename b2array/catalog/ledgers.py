@@ -113,7 +113,10 @@ def _is_state(content: Any) -> bool:
 
 
 def load_members(group: Store, url: str, entry: Kept) -> dict[str, MemberState]:
-    """Read the members of a snapshot, given its entry in the ledger. Raises the errors of `unpack_members`."""
+    """Read the members of a snapshot, by name, given its entry in the ledger of the group at a URL.
+
+    FileNotFoundError: the object with a long list is missing. Raises the errors of `unpack_members`.
+    """
     view: Buffer = entry.packed
     if not view:
         # A long list is a separate object, so that commits need not write it again with the manifest.

@@ -36,8 +36,8 @@ __all__ = ["embedded_paths", "find_paths", "list_group", "list_members", "list_n
 def list_group(group: Store, manifest: Manifest | None = None) -> tuple[Manifest, Members]:
     """List a group, and return its manifest and its members, both from one moment.
 
-    If a commit happens in between, this starts again; the last attempt locks out writers. A caller that has just read
-    the `manifest` passes it.
+    If a commit happens in between, this starts again; the last attempt takes the shared lock of the manifest, and so
+    locks out writers. A caller that has just read the `manifest` passes it.
     """
     if manifest is None:
         manifest, _ = read_manifest(group)
@@ -60,9 +60,10 @@ def list_members(group: Store, manifest: Manifest) -> Members:
 
 
 def _members_among(group: Store, files: Collection[str], manifest: Manifest) -> Members:
-    """Find the members among files, in the embedding frame, among the pending steps, and in inner groups.
+    """Find the members among the files of a group, in its embedding frame, in its pending steps, and in inner groups.
 
-    This reads the members that have pending steps. UnsupportedError: a member has a name that it cannot have here.
+    This reads the embedding frame and the members that have pending steps, and lists the inner groups.
+    UnsupportedError: a member has a name that it cannot have here.
     """
     paths = members_among(own_files(files))
     listed = {*paths.values()}
@@ -98,9 +99,9 @@ def _members_of_mount(group: Store, name: str) -> dict[str, str]:
 
 
 def embedded_paths(group: Store, manifest: Manifest) -> Mapping[str, str]:
-    """Return a path for each member in the embedding frame, by its name; nothing without such a frame.
+    """Read the embedding frame, and return a path for each member in it, by its name; nothing without such a frame.
 
-    The embedding frame is read again only if it has changed.
+    This process remembers the result, and reads the frame again only if it has changed.
     """
     try:
         key = group.url, group.stamp(EMBEDDED).version

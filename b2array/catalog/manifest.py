@@ -287,12 +287,12 @@ class PendingStep:
         return staged_path(path, self.token, sparse=self.kind == "index")
 
     def pack(self) -> list[Any]:
-        """Return the step as a list for msgpack."""
+        """Return the step as a list that msgpack can pack."""
         return [self.kind, self.before, self.after, self.payload]
 
     @classmethod
     def unpack(cls, path: object, content: Any) -> Self:
-        """Read the step for a path."""
+        """Return the step for the member at a path, from what `pack` returned. FormatError: this is something else."""
         if not (_is_path(path) or path == EMBEDDED):
             raise FormatError(f"expected the paths of members among the pending steps of a manifest, found {path!r}")
         parts: list[Any] = [None] * 4
@@ -349,14 +349,14 @@ class Row:
     next: int = 0
 
     def pack(self) -> list[Any]:
-        """Return the row as a list for msgpack."""
+        """Return the row as a list that msgpack can pack."""
         # Every commit writes all rows, and bytes take half the space of the hexadecimal text.
         generation = bytes.fromhex(self.generation)
         return [self.path, generation, self.sparse, self.number, self.next]
 
     @classmethod
     def unpack(cls, name: object, content: Any) -> Self:
-        """Read the row of a member with this name."""
+        """Return the row of the member with a name, from what `pack` returned. FormatError: this is something else."""
         parts: list[Any] = [None] * 5
         if isinstance(content, list) and len(content) == 5:
             parts = content
@@ -373,7 +373,7 @@ _GENERATION_NBYTES = 16
 
 
 def retired_path(token: str) -> str:
-    """Return the path of a frame that keeps states of a deleted member."""
+    """Return the path of the retired frame with a token."""
     return f"{RETIRED}/{token}"
 
 
@@ -411,7 +411,8 @@ class Manifest:
     retired : mapping
         The states of deleted members that retired frames keep for the snapshots of a local group.
     gone : mapping of str to int
-        For the paths of deleted members in an object store, the first number that no chunk file there has ever had.
+        For the paths of deleted members in an object store, the first number that no chunk file there has ever had. A
+        new member at such a path numbers its chunk files from there on.
     unknown : tuple
         Entries of later versions, which every write preserves.
 
@@ -481,7 +482,7 @@ class Manifest:
         return replace(self, recent=tokens)
 
     def follows(self, other: Self) -> bool:
-        """Whether this manifest results from commits on top of the other one."""
+        """Whether the last commit of the other manifest is among the last commits here, so that this one came later."""
         return recent.has_commit(self.recent, other.recent)
 
     def pack(self) -> bytes:
@@ -512,7 +513,10 @@ class Manifest:
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a manifest; ChecksumError if it is damaged."""
+        """Return the manifest that `pack` packed. ChecksumError: it is damaged.
+
+        FormatError: these are other bytes. UnsupportedError: a later version wrote them.
+        """
         content = _unpack_content(buf)
         # None means that the files are the list. A manifest without this entry is damaged.
         if "rows" not in content:
@@ -558,6 +562,7 @@ def _unpack_content(buf: Buffer) -> dict[Any, Any]:
 
 
 def _check_version(version: Any) -> None:
+    """Raise FormatError if this is not a version, and UnsupportedError if it is a later one."""
     if type(version) is not int or version < 1:
         raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
     if version > _VERSION:
@@ -571,7 +576,10 @@ def _pop(
     *,
     required: bool = False,
 ) -> Any:
-    """Remove an entry and return its value, which must have the type of the default value."""
+    """Remove an entry from `content`, and return its value, or the default if there is no such entry.
+
+    FormatError: the value has another type than the default, or a `required` entry is missing.
+    """
     value = content.pop(key, None if required else default)
     kind = type(default)
     if type(value) is not kind:
@@ -580,6 +588,7 @@ def _pop(
 
 
 def _check_gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
+    """Return the field `gone` of a manifest; FormatError if it is not a mapping of paths to numbers."""
     for path, number in content.items():
         is_number = type(number) is int and number >= 0
         if not is_number or not _is_path(path):
@@ -588,6 +597,7 @@ def _check_gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
 
 
 def _unpack_retired(content: Mapping[Any, Any]) -> Retired:
+    """Return the field `retired` of a manifest, from its packed form; FormatError if it is something else."""
     for token, states in content.items():
         is_list = isinstance(states, list) and all(map(_is_state, states))
         if not is_list or not _is_token(token):
@@ -596,6 +606,7 @@ def _unpack_retired(content: Mapping[Any, Any]) -> Retired:
 
 
 def _is_state(content: Any) -> bool:
+    """Whether this is a state in a retired frame: the name of a snapshot, and a generation."""
     return isinstance(content, list) and [*map(type, content)] == [str, bytes]
 
 
@@ -609,7 +620,7 @@ def _is_path_of(name: str, path: str) -> bool:
 
 
 def name_of(path: str) -> str:
-    """Return the name of the member with a path."""
+    """Return the name of the member with a path: the path without its suffix, or without the embedding frame."""
     if is_embedded(path):
         return path.removeprefix(f"{EMBEDDED}/")
     return path.rpartition(".")[0]
@@ -626,12 +637,15 @@ def is_embedded(path: object) -> bool:
 
 
 def _is_path(path: object) -> bool:
+    """Whether a frame with this path is a member; False for members in the embedding frame."""
     return isinstance(path, str) and bool(members_among([path]))
 
 
 def _is_token(text: object) -> bool:
+    """Whether this is a token: 16 hexadecimal digits."""
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
 
 
 def _is_generation(text: str) -> bool:
+    """Whether this is a generation as rows and the names of indexes contain it: 32 hexadecimal digits."""
     return re.fullmatch(r"[0-9a-f]{32}", text) is not None

@@ -33,7 +33,7 @@ __all__ = [
     "load_member",
     "load_published",
     "load_revision",
-    "require_same_frame",
+    "matching_state",
 ]
 
 
@@ -47,8 +47,9 @@ class Alone:
     def load(self, last: Revision, *, even_new: bool = False) -> Revision:
         """Load the present state of the frame; see `b2array.frame.revision.Owner`.
 
-        Header and fingerprint identify every state that b2array has written. If a group has adopted the frame since,
-        the result has the group as its owner.
+        If header and fingerprint in the store are still the ones of `last`, return `last` without parsing: they
+        identify every state that b2array has written. If a group has adopted the frame since, the result has the group
+        as its owner. Raises the errors of `load` and of `matching_state`.
         """
         if last.at is not None and last.at.group and last.at.packed:
             # A snapshot of a group has packed this state: no ledger of the frame lists it.
@@ -58,7 +59,7 @@ class Alone:
             if head is not None:
                 return replace(last, version=head.version, unique=head.unique)
         current = load(last.store, start=last.start, bare=last.at is not None)
-        return require_same_frame(last, current, even_new=even_new)
+        return matching_state(last, current, even_new=even_new)
 
 
 ALONE = Alone()
@@ -92,27 +93,32 @@ class BucketMember:
     lists_revisions: ClassVar[bool] = True
 
     def as_owner_of(self, published: Revision) -> Revision:
-        """Return a published state with this owner, which then knows the version of the published index."""
+        """Return a published state with this owner, to which it adds the version of the published index."""
         return replace(published, owner=replace(self, published=published.version))
 
     def load(self, last: Revision, *, even_new: bool = False) -> Revision:
-        """Load the state that the manifest lists; see `b2array.frame.revision.Owner`."""
+        """Load the state that the manifest lists; see `b2array.frame.revision.Owner`.
+
+        Until the group's first commit has written a manifest with rows, load the published state. Raises the errors of
+        `load_member` and of `matching_state`.
+        """
         manifest, _ = self.known.read()
         if manifest.rows is None:
             # No commit of the group has written its manifest yet.
             current = self.as_owner_of(load_published(last.store))
-            return require_same_frame(last, current, even_new=even_new)
+            return matching_state(last, current, even_new=even_new)
         row = manifest.rows.get(self.name)
         if last.at is None and row is not None and row.generation == last.generation:
             return last
         current = load_member(self, manifest)
-        return require_same_frame(last, current, even_new=even_new)
+        return matching_state(last, current, even_new=even_new)
 
 
-def require_same_frame(last: Revision, current: Revision, *, even_new: bool) -> Revision:
-    """Return the `current` state of a frame, or load the state under the name that `last` has.
+def matching_state(last: Revision, current: Revision, *, even_new: bool) -> Revision:
+    """Return the state that a handle of `last` shows next, given the `current` state in its place.
 
-    ConflictError: it is another frame, and not `even_new`; or the frame does not keep that state any more.
+    If `last` is a kept state, load that state of the frame again; otherwise return `current`. ConflictError: another
+    frame is in the place, and not `even_new`; or the frame does not keep the state any more.
     """
     if last.at is not None:
         return load_kept_state(current, last.at.name, last.at.generation)
@@ -178,7 +184,7 @@ def load_published(
 
 
 def find_frame(store: Store) -> Revision | None:
-    """Load the frame that a new one would replace; None if there is no readable frame."""
+    """Load the frame that a new one would replace, as its group lists it or as it is published; None if unreadable."""
     # A group may list another revision of the frame, or may have deleted it.
     for read in (load, load_published):
         # A frame that cannot be read may be replaced like any other file.
@@ -191,7 +197,12 @@ def find_frame(store: Store) -> Revision | None:
 
 
 def _follow_group(published: Revision, *, bare: bool, cached: bool = False) -> Revision:
-    """Load the state that the group of a published frame lists; return a frame outside of groups unchanged."""
+    """Load the state that the group of a published frame lists; return a frame outside of groups unchanged.
+
+    A frame with a note of a group counts as outside if it was copied elsewhere, or if the manifest is of another group
+    or cannot be read for lack of permission. FileNotFoundError: the group does not list the member. FormatError: the
+    listed revision is missing.
+    """
     noted = published.state.annotations.group_commit
     if noted is None or published.start or published.store.can.local:
         return published
@@ -231,6 +242,9 @@ def load_member(
 ) -> Revision:
     """Load the state of a member that a manifest lists.
 
+    If the revision is missing or damaged, return its published copy if there is one. If an inner group owns the member,
+    return the state that the inner group lists.
+
     Parameters
     ----------
     member : BucketMember
@@ -248,6 +262,8 @@ def load_member(
     ------
     FileNotFoundError
         The manifest does not list the member, or `vacuum` has removed the revision after a later commit.
+    FormatError
+        The revision is damaged, and so is the published copy, or it is another state.
     """
     row = (manifest.rows or {}).get(member.name)
     if row is None:
@@ -278,7 +294,7 @@ def load_member(
 
 
 def _follow_mount(published: Revision, row: Row, *, cached: bool) -> Revision | None:
-    """Load the state that an inner group lists, if a row's member belongs to one; None for a member of this group."""
+    """Load the state that an inner group lists, if the published member of a row belongs to one; otherwise None."""
     noted = published.state.annotations.group_commit
     if noted is None or noted.path == row.path:
         return None
@@ -287,7 +303,7 @@ def _follow_mount(published: Revision, row: Row, *, cached: bool) -> Revision | 
 
 
 def _published_copy(member: BucketMember, row: Row) -> Revision | None:
-    """Return the published copy of a revision whose index is damaged or missing; None if another state is published."""
+    """Read the published copy of the revision in a row; None if another state is published, or none can be read."""
     try:
         published = load_published(member.group.below(row.path), with_contents=True, sparse=row.sparse)
     except (OSError, B2ArrayError):
@@ -299,9 +315,10 @@ def _published_copy(member: BucketMember, row: Row) -> Revision | None:
 
 
 def find_damage(published: Revision) -> tuple[str, str] | None:
-    """Check the index that a group lists, after a read of the published copy; return its name and error if it is bad.
+    """If a state was read from the published copy, read the index that the group lists as well, and check it.
 
-    None if the listed index is intact, or if `published` is not such a copy.
+    Return the name and the problem of a missing or damaged index. None if it is intact, or if `published` is not such a
+    copy.
     """
     member = published.owner
     if not isinstance(member, BucketMember) or is_index_name(published.name) or not published.generation:
@@ -328,7 +345,10 @@ def load_revision(
     bare: bool = False,
     cached: bool = False,
 ) -> Revision:
-    """Load the revision of a member that a row lists. Raises the errors of `load_member`."""
+    """Load the revision of a member that a row lists; `bare` and `cached` are as for `read_frame`.
+
+    FileNotFoundError: it is missing. FormatError: it is damaged, or another one.
+    """
     if row.sparse:
         store = member.group.below(row.path)
         name = index_name(row.generation)

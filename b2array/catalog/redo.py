@@ -1,7 +1,7 @@
 """The pending steps of a local group: compares the frame in a member's place with the step; determines what to do.
 
-One write of the manifest commits the changes of several members. It lists a `PendingStep` for each member, which
-writer or the next one takes later. A writer can take a step any number of times, because `TABLE` decides by the
+One write of the manifest commits the changes of several members. It lists a `PendingStep` for each member. The same
+writer, or the next one, takes it later. A writer can take a step any number of times, because `TABLE` decides by the
 frame in the member's place. So the table alone determines the outcome if a writer is killed at any moment. Readers use
 it as well, and see the new state before it is in its place.
 
@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 
 from b2array.catalog.known_manifests import KnownManifest, read_manifest
 from b2array.catalog.manifest import Kind, Manifest, PendingStep
-from b2array.catalog.owners import ALONE, BucketMember, load, load_member, load_published, require_same_frame
+from b2array.catalog.owners import ALONE, BucketMember, load, load_member, load_published, matching_state
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.frame_header import unpack_header
@@ -64,7 +64,8 @@ class Occupant:
     frame : Revision, optional
         The frame, if it can be read.
     state : str
-        The name of the present state: the revision of a frame, or the version of a damaged file; "" for an empty place.
+        The name of the present state: the generation of the frame, or the version of a damaged file; "" for an empty
+        place.
     lasting : str
         The identity of a frame by b2array, which all changes of the frame preserve. For other frames, the same as
         `state`.
@@ -89,7 +90,8 @@ class Occupant:
 def inspect_place(store: Store, last: Revision | None = None) -> Occupant:
     """Read and return the occupant of a member's place, without regard to pending steps.
 
-    If the frame still has the `last` state, which the caller has read, this does not parse it again.
+    If the frame still has the `last` state, which the caller has read, this does not parse it again. FormatError,
+    LimitError or UnsupportedError: bytes that cannot be read are there, but no object with a header.
     """
     try:
         head = None if last is None else _head_of(store, last)
@@ -112,7 +114,7 @@ def inspect_place(store: Store, last: Revision | None = None) -> Occupant:
 
 
 def _head_of(store: Store, last: Revision) -> Head | None:
-    """Read and return the beginning of a frame if it still has its last state; None if only parsing can show that."""
+    """Read and return the beginning of a frame if that shows that it still has its `last` state; otherwise None."""
     if not last.header or not last.frame.is_ours:
         return None
     return head_if_unchanged(store, last.frame, last.header)
@@ -133,7 +135,8 @@ class Standing(Enum):
     """A frame that cannot be read, and that the step does not name."""
 
 
-def _standing(step: PendingStep, occupant: Occupant) -> Standing:
+def _compare(step: PendingStep, occupant: Occupant) -> Standing:
+    """Compare the occupant of a member's place with a step."""
     if occupant.name is None:
         return Standing.NOTHING
     if step.after and occupant.state == step.after:
@@ -172,6 +175,7 @@ def _actions(
     frame: Action,
     delete: Action,
 ) -> Mapping[Kind, Action]:
+    """Return a row of `TABLE`: the action for each kind of step."""
     return MappingProxyType({"patch": patch, "index": index, "frame": frame, "delete": delete})
 
 
@@ -206,23 +210,24 @@ def action_of(
     store: Store | None = None,
     last: Revision | None = None,
 ) -> tuple[Occupant, Action]:
-    """Return the occupant of a member's place, and what the member's step still requires.
+    """Read the place of the member at a path; return its occupant, and what the member's step still requires.
 
-    `store` is the store of the place, if the caller has opened it; `last` is passed to `inspect_place`.
+    If the action is `LEAVE`, this reads the place again. `store_of` returns the store of a path in the group. `store`
+    is the store of the place, if the caller has opened it; `last` is as for `inspect_place`.
     """
     store = store or store_of(path)
     occupant = inspect_place(store, last)
-    action = _decide(step, store_of, path, occupant, store)
+    action = _look_up_action(step, store_of, path, occupant, store)
     if action is Action.LEAVE:
         # Another process may have moved the staged file to the member's place between the two reads.
         occupant = inspect_place(store)
-        action = _decide(step, store_of, path, occupant, store)
+        action = _look_up_action(step, store_of, path, occupant, store)
     return occupant, action
 
 
-def _decide(step: PendingStep, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
-    """Look up the action of a step in the table."""
-    standing = _standing(step, occupant)
+def _look_up_action(step: PendingStep, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
+    """Look up the action of a step in `TABLE`; look for the staged file only if the action depends on it."""
+    standing = _compare(step, occupant)
     row = TABLE[standing, _STAGED]
     # If both rows agree, do not look for the staged file.
     if row == TABLE[standing, _UNSTAGED]:
@@ -232,7 +237,7 @@ def _decide(step: PendingStep, store_of: StoreOf, path: str, occupant: Occupant,
 
 
 def _is_staged(step: PendingStep, store_of: StoreOf, path: str, store: Store) -> bool:
-    """Whether the new tail, index or frame of a step is stored."""
+    """Read the store: whether the new tail, index or frame of a step is there. `store` is the member's place."""
     if step.kind == "delete":
         return False
     if step.kind == "patch":
@@ -279,7 +284,7 @@ class LocalMember:
             return last
         manifest, _ = read_manifest(self.group, versioned=False)
         current = load_local_member(self.group, manifest, self.path)
-        return require_same_frame(last, current, even_new=even_new)
+        return matching_state(last, current, even_new=even_new)
 
 
 def load_local_member(
@@ -288,10 +293,11 @@ def load_local_member(
     path: str,
     last: Remembered | None = None,
 ) -> Revision:
-    """Load the state of a member of a local group, as it is after the pending steps in the manifest.
+    """Load the state of the member at a path of a local group, as it is after the pending steps in the manifest.
 
     While a step is pending, the owner of the state is a `LocalMember`. If the member still has its `last` state, this
-    does not parse it again. FileNotFoundError: there is no such member.
+    does not parse it again. In a group that was copied from an object store, this loads the revision in the member's
+    row. FileNotFoundError: there is no such member. ConflictError: other writers have removed what was read.
     """
     if manifest.rows is not None:
         # The group was copied from an object store, and nobody has written to it since.
@@ -309,10 +315,11 @@ def read_member(
     owner: Owner = ALONE,
     last: Remembered | None = None,
 ) -> Revision:
-    """Load the state of a member according to the manifest; FileNotFoundError if there is no such member.
+    """Load the state of the member at a path, as it is after the pending steps in the manifest.
 
-    If the state is not in the member's place yet, the result has this `owner`. If the member still has its `last`
-    state, this does not parse it again.
+    `store_of` returns the store of a path in the group. If the state is not in the member's place yet, the result has
+    this `owner`. If the member still has its `last` state, this does not parse it again. FileNotFoundError: there is no
+    such member. ConflictError: other writers have removed what was read.
     """
     step = manifest.pending.get(path)
     store = store_of(path)
@@ -320,8 +327,8 @@ def read_member(
         state, header = last
         head = head_if_unchanged(store, state.frame, header)
         if head is not None:
-            revision = state.frame.fingerprint.hex()
-            return Revision(store, state, 0, head.version, revision, ALONE, head.unique, header)
+            generation = state.frame.fingerprint.hex()
+            return Revision(store, state, 0, head.version, generation, ALONE, head.unique, header)
     if step is not None:
         occupant, action = action_of(step, store_of, path)
         if action is Action.TAKE_OUT:
@@ -340,7 +347,11 @@ def read_member(
 
 
 def _load_staged(store_of: StoreOf, path: str, step: PendingStep, occupant: Occupant) -> Revision:
-    """Load the state of a member after its step from the staged files."""
+    """Load the state that a member has after its step from the staged files, given the occupant of its place.
+
+    FileNotFoundError, NotADirectoryError or FormatError: these files are gone, because another process has taken the
+    step.
+    """
     if step.kind == "patch":
         return load_from_header(store_of(path), ALONE, step.header, occupant.version)
     staged = store_of(step.aside(path))
