@@ -451,7 +451,7 @@ class Manifest:
     def with_summaries(
         self,
         records: Mapping[str, Record | None],
-        gone: Collection[str] = (),
+        removed: Collection[str] = (),
         members: Mapping[str, str] | None = None,
     ) -> Self:
         """Return the manifest with other summaries of members.
@@ -460,7 +460,7 @@ class Manifest:
         ----------
         records : mapping of str to Record
             The new summaries, by path.
-        gone : collection of str
+        removed : collection of str
             Paths of deleted members, whose summaries are dropped.
         members : mapping of str to str, optional
             The paths of all members, by name. A member without a summary gets an empty one.
@@ -472,7 +472,7 @@ class Manifest:
         summaries: dict[str, Record | None] = dict.fromkeys(paths)
         summaries |= summary.unpack_all(self.summaries)
         summaries |= records
-        for path in summaries.keys() & {*gone}:
+        for path in summaries.keys() & {*removed}:
             del summaries[path]
         return replace(self, summaries=summary.pack_all(summaries))
 

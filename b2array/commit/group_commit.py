@@ -248,7 +248,7 @@ class GroupChange:
         if not (self.snapshots or staged.retired):
             return after, {}
         kept, lists = pack_ledger_after(self.snapshots, before, states)
-        retired = retired_after_commit(before.retired, self.snapshots.gone, staged.retired)
+        retired = retired_after_commit(before.retired, self.snapshots.removed, staged.retired)
         return replace(after, kept=kept, retired=retired), lists
 
     def _with_rows(self, after: Manifest, staged: StagedCommit) -> Manifest:
@@ -279,8 +279,8 @@ class GroupChange:
             records: dict[str, Record | None] = {
                 path: summary.pack(state, header) for path, (state, header) in staged.states.items()
             }
-            gone = {path for path in self.removed.values() if path not in staged.states}
-            return after.with_summaries(records, gone, members=after.members)
+            removed = {path for path in self.removed.values() if path not in staged.states}
+            return after.with_summaries(records, removed, members=after.members)
         # Summaries of very many members would make each commit in a local group slow.
         count = len(self.listed) + len(self.new) - len(self.removed)
         if not (after.summaries or (self.explicit and count <= _MOST_DESCRIBED)):
@@ -291,8 +291,8 @@ class GroupChange:
         for path, (state, header) in staged.states.items():
             if path not in soon and path != EMBEDDED:
                 records[path] = summary.pack(state, header)
-        gone = {path for path, entry in after.pending.items() if entry.kind == "delete"}
-        return after.with_summaries(records, gone, self.listed_after())
+        removed = {path for path, entry in after.pending.items() if entry.kind == "delete"}
+        return after.with_summaries(records, removed, self.listed_after())
 
     def listed_after(self) -> Members:
         """Return the members after the commit, given the list that the transaction began with."""

@@ -457,7 +457,7 @@ class Disk:
         if not change.removed or not manifest.kept:
             return {}
         ledger = group_ledger(self.store.url, manifest)
-        names = {*ledger.names} - change.snapshots.gone
+        names = {*ledger.names} - change.snapshots.removed
         if not names:
             return {}
         retired = {}

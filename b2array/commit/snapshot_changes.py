@@ -29,7 +29,7 @@ class SnapshotChanges:
         The manifest on which the transaction builds.
     new : dict of str to Kept
         Snapshots of the state that the commit makes, by name.
-    gone : set of str
+    removed : set of str
         The names of snapshots to remove from the list: dropped and replaced ones.
     copies : list of (Kept, mapping)
         Snapshots of another group, each with the states of its members by name.
@@ -44,7 +44,7 @@ class SnapshotChanges:
     url: str
     begun: Manifest
     new: dict[str, Kept] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
     copies: list[tuple[Kept, Mapping[str, MemberState]]] = field(default_factory=list)
     members: Mapping[str, str] = field(default_factory=dict)
     bases: dict[str, Revision] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class SnapshotChanges:
     _needed: list[Kept] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.new or self.gone or self.copies)
+        return bool(self.new or self.removed or self.copies)
 
     @property
     def ledger(self) -> Ledger:
@@ -72,21 +72,21 @@ class SnapshotChanges:
         url, name = self.url, entry.name
         if name in self.new:
             raise FileExistsError(f"{url}: the transaction makes a snapshot {name!r} already")
-        if name not in self.gone and self.ledger.find(name) is not None:
+        if name not in self.removed and self.ledger.find(name) is not None:
             if not replace:
                 raise FileExistsError(f"{url} has a snapshot {name!r}; replace=True replaces it")
-            self.gone.add(name)
+            self.removed.add(name)
         self.new[name] = entry
 
     def drop(self, names: Collection[str]) -> None:
         """Make the commit drop snapshots. KeyError: the group does not have all of them; then this changes nothing."""
         # A snapshot that the transaction has dropped before is missing.
-        remaining = self.ledger.without(tuple(self.gone))
+        remaining = self.ledger.without(tuple(self.removed))
         entries = {entry.name: entry for entry in remaining.entries}
         for name in names:
             if name not in entries:
                 raise unknown_name(self.url, name, [*entries])
-        self.gone.update(names)
+        self.removed.update(names)
         self._dropped += [entries[name] for name in names]
 
     def add_copy(self, entry: Kept, states: Mapping[str, MemberState]) -> None:
@@ -96,7 +96,7 @@ class SnapshotChanges:
         """
         self.copies.append((entry, states))
         if entry.name in self.ledger.names:
-            self.gone.add(entry.name)
+            self.removed.add(entry.name)
 
     def note_needed(self, entry: Kept) -> None:
         """Note a snapshot whose states the transaction restores: `require_fit` fails if another writer drops it first.
@@ -138,7 +138,7 @@ def pack_ledger_after(
     same name.
     """
     ledger = group_ledger(changes.url, before)
-    entries = [*ledger.without(tuple(changes.gone)).entries]
+    entries = [*ledger.without(tuple(changes.removed)).entries]
     new = [(entry, states) for entry in changes.new.values()]
     added = [*changes.copies, *new]
     names = {entry.name for entry, _ in added}
@@ -182,17 +182,17 @@ def _put_list(
 
 def retired_after_commit(
     before: Retired,
-    gone: Collection[str],
+    removed: Collection[str],
     new: Iterable[RetiredFrame],
 ) -> Retired:
     """Return the states in retired frames after a commit, given the states `before` it.
 
-    `gone` has the names of dropped and replaced snapshots, and `new` the frames that the commit adds. A frame without
-    needed states is left out.
+    `removed` has the names of dropped and replaced snapshots, and `new` the frames that the commit adds. A frame
+    without needed states is left out.
     """
     after = {}
     for token, states in before.items():
-        remaining = tuple((name, generation) for name, generation in states if name not in gone)
+        remaining = tuple((name, generation) for name, generation in states if name not in removed)
         if remaining:
             after[token] = remaining
     for frame in new:
