@@ -240,7 +240,7 @@ def store(
     if not compute:
         return cast("Delayed", done)
     # Update the handle to the commit, as after an assignment.
-    a._handle.replace_state(done._handle.revision)
+    a._handle.show_committed(done._handle.revision)
     return to_dask(a)[inside] if return_stored else None
 
 

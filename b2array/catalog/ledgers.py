@@ -23,7 +23,15 @@ from b2array.format.ledger import Kept, Ledger, object_name, seal, unseal
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["MemberState", "group_ledger", "lists", "load_members", "pack_members", "state_in", "unpack_members"]
+__all__ = [
+    "MemberState",
+    "group_ledger",
+    "load_members",
+    "names_same_state",
+    "pack_members",
+    "state_in",
+    "unpack_members",
+]
 
 _VERSION = 1
 
@@ -54,7 +62,7 @@ def state_in(row: Row) -> MemberState:
     return MemberState(row.path, bytes.fromhex(row.generation), row.sparse)
 
 
-def lists(row: Row | None, state: MemberState) -> bool:
+def names_same_state(row: Row | None, state: MemberState) -> bool:
     """Return whether a row names the state that a snapshot names; False without a row."""
     if row is None:
         return False
@@ -82,9 +90,10 @@ def pack_members(members: Mapping[str, MemberState]) -> bytes:
 
 
 def unpack_members(buf: Buffer, digest: bytes) -> dict[str, MemberState]:
-    """Read the members of a snapshot from bytes that `pack_members` returned.
+    """Return the states of the members of a snapshot by name, from bytes that `pack_members` returned.
 
-    FormatError: these are other bytes. UnsupportedError: a later version wrote them.
+    `digest` is the digest in the snapshot's entry. FormatError: these are other bytes. UnsupportedError: a later
+    version wrote them.
     """
     packed = unseal(buf, digest, "the members of a snapshot")
     content: Any = None

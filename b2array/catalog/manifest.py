@@ -87,7 +87,8 @@ _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, 
 def check_name(name: str) -> str:
     """Check a member's name, and return it without a slash at the beginning.
 
-    Raises ValueError for empty parts, the parts "." and "..", control characters, backslashes and reserved endings.
+    Raises ValueError for empty parts, the parts "." and "..", control characters, backslashes and reserved endings, and
+    TypeError if the name is not a str.
 
     Examples
     --------
@@ -158,8 +159,8 @@ def check_path(path: str) -> None:
 def refuse_other_names(paths: Iterable[str]) -> None:
     """Raise UnsupportedError if python-blosc2 made one of these files of a group for a name that is reserved here.
 
-    Without this error, such members would be left out of lists and copies. Names that are not
-    text, or have control characters, are left out without an error: a stray file must not make the members unreachable.
+    Without this error, such members would be left out of lists and copies. Names that are not text, or have control
+    characters, are left out without an error: a stray file must not make the members unreachable.
     """
     for path in paths:
         member = path.removesuffix("/" + FRAME_NAME)
@@ -279,7 +280,7 @@ class PendingStep:
 
     @property
     def token(self) -> str:
-        """The token; empty for a "patch"."""
+        """The token in the name of the staged file; empty for a "patch"."""
         return self.payload if isinstance(self.payload, str) else ""
 
     def aside(self, path: str) -> str:
@@ -445,7 +446,7 @@ class Manifest:
 
     @property
     def commit(self) -> tuple[str, int]:
-        """The last commit, in the form that the members of a transaction record."""
+        """The name of the last commit: the identity of the group, and the number of the commit."""
         return self.identity, self.number
 
     def with_summaries(
@@ -544,7 +545,8 @@ class Manifest:
 def _unpack_content(buf: Buffer) -> dict[Any, Any]:
     """Check format, version and digest of a manifest, and return its other entries.
 
-    The version comes first: what follows the map in later versions is not known here.
+    The version comes first: what follows the map in later versions is not known here. FormatError: these are other
+    bytes. UnsupportedError: a later version wrote them. ChecksumError: they do not match the digest.
     """
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(buf))
     # Keys of wrong types fail the checks of their entries, with errors that name them.

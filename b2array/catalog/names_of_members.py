@@ -77,7 +77,10 @@ class Members(Mapping[str, str]):
         return name in self._inner or not name
 
     def children(self, group: str) -> Iterator[str]:
-        """Yield the names of arrays and groups directly in a group, in the order of the full names."""
+        """Yield the names of arrays and groups directly in a group, in the order of the full names.
+
+        The frame with the group's attributes is left out.
+        """
         inner = self._inner.get(group, {})
         front = f"{group}/" if group else ""
 
@@ -114,8 +117,8 @@ def _split(name: str) -> Iterator[tuple[str, str]]:
 def check_new(name: str, members: Members, url: str) -> None:
     """Check the name of a new member of the group at a URL. The name of an existing member passes.
 
-    Raises FileExistsError if a group has the name, and ValueError if a store cannot hold the name, or if a part of it
-    names an array.
+    FileExistsError: a group has the name. ValueError: a store cannot hold the name, a part of it names an array or a
+    file that is not a member, or it has characters with a meaning in URLs.
     """
     if name in members:
         return

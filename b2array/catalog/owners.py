@@ -142,7 +142,7 @@ def load(
     """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
 
     More requests than for `read_frame` follow if the frame notes that it is in a group. The parameters are as for
-    `read_frame`.
+    `read_frame`, and so are the other errors.
 
     Raises
     ------

@@ -278,7 +278,10 @@ class LocalMember:
     lists_revisions: ClassVar[bool] = False
 
     def load(self, last: Revision, *, even_new: bool = False) -> Revision:
-        """Load the present state by the manifest; see `b2array.frame.revision.Owner`."""
+        """Load the state after the pending steps in the manifest; see `b2array.frame.revision.Owner`.
+
+        Raises the errors of `load_local_member` and of `matching_state`.
+        """
         if last.at is not None and last.at.packed:
             # A snapshot of the group has packed this state: no ledger of the frame lists it.
             return last

@@ -282,7 +282,10 @@ class Draft(Source):
     locate_unchecked = locate
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
-        """Read bytes of the store's objects and of new chunks. Writers do not trust the cache on disk."""
+        """Read spans of the store's objects and, under the name `SPOOL`, of spooled chunks; return a view for each.
+
+        Writers do not trust the cache on disk.
+        """
         stored = [span for span in spans if span.name != SPOOL]
         source = self.base.read_afresh if self.base is not None else self.store.read
         views = iter(source(stored, clip=clip)) if stored else iter(())
@@ -348,10 +351,12 @@ class Draft(Source):
         if self.undo is not None:
             code, record = int(state.frame.offsets[n]), int(state.records[n])
             was = Staged(code, state.sizes[n].copy(), record, None, delta.digests.get(n, b""))
-            self.undo.append(partial(_undo_set, state, delta.touched, delta.digests, n, was, bool(delta.touched[n])))
+            self.undo.append(
+                partial(_restore_chunk, state, delta.touched, delta.digests, n, was, bool(delta.touched[n]))
+            )
         if self.buffer is not None:
             self.buffer.drop(n)
-        _set(state, n, staged)
+        _enter_chunk(state, n, staged)
         delta.touched[n] = True
         if staged.digest:
             delta.digests[n] = staged.digest
@@ -642,7 +647,7 @@ def _renumber(draft: Draft) -> None:
 
 
 def mark_lost(draft: Draft, n: int) -> None:
-    """Mark chunk `n` as lost: reading it is an error, until somebody writes all of it."""
+    """Replace chunk `n` by the mark of a lost chunk: reading it is an error, until somebody writes all of it."""
     draft.set_chunk(n, Staged(draft.staging.tombstone()))
     draft.annotate(lost=tuple(sorted({*draft.state.annotations.lost, n})))
 
@@ -726,7 +731,7 @@ def withdraw(store: Store, files: CreatedFiles) -> None:
         store.withdraw(files.find_unused(needed))
 
 
-def _set(state: State, n: int, staged: Staged) -> None:
+def _enter_chunk(state: State, n: int, staged: Staged) -> None:
     """Enter a staged chunk in the index and the tables of a state, in place."""
     sizes = state.sizes
     state.frame.offsets[n] = staged.code
@@ -734,9 +739,9 @@ def _set(state: State, n: int, staged: Staged) -> None:
     state.records[n] = staged.record
 
 
-def _undo_set(state: State, mask: Mask, digests: dict[int, bytes], n: int, was: Staged, touched: bool) -> None:
+def _restore_chunk(state: State, mask: Mask, digests: dict[int, bytes], n: int, was: Staged, touched: bool) -> None:
     """Enter the old chunk `was` again as chunk `n` in a state, in place, with its old mark in `mask` and its digest."""
-    _set(state, n, was)
+    _enter_chunk(state, n, was)
     mask[n] = touched
     digests[n] = was.digest
 

@@ -75,7 +75,7 @@ class ForkPoint:
 
     @property
     def state(self) -> State:
-        """The state that the transaction changes, or the first state of a new frame."""
+        """The state that the transaction changes, or the first state of a new frame; ValueError if there is neither."""
         if self.base is not None:
             return self.base.state
         if self.change.new is None:

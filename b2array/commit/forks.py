@@ -600,7 +600,8 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
     This encodes the open chunks of the forks and of the transaction.
 
     ConflictError: forks have changed the same chunks or attributes, or belong to another transaction, or the
-    transaction has ended. Nothing was merged then.
+    transaction has ended. Nothing was merged then. TypeError: one of the handles is not a fork. ValueError: a fork
+    cannot be merged into itself, or was merged before.
     """
     ours: list[Fork] = []
     for each in forks:

@@ -156,7 +156,7 @@ class Handle:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether changes wait for the end of a transaction."""
+        """Whether a transaction is under way on this handle."""
         return self._draft is not None
 
     @property
@@ -183,7 +183,7 @@ class Handle:
         if not isinstance(error, UnsupportedError):
             with self.mutex.held:  # once a commit under way is over
                 newest = self.source
-                if _identity(newest) != _identity(source):
+                if _source_key(newest) != _source_key(source):
                     return newest
                 if source is self._draft and _catch_up(self._draft):
                     return source
@@ -464,7 +464,7 @@ class Handle:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._look(), mode)
 
-    def replace_state(self, revision: Revision) -> None:
+    def show_committed(self, revision: Revision) -> None:
         """Show a state that another handle or function has committed; do nothing if a transaction is under way."""
         with self.mutex.held:
             if self._draft is None:
@@ -485,7 +485,7 @@ class Handle:
         self.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the handle with the state that it shows, or to follow the newest one.
+        """Pickle the handle with the state that it shows; a handle that follows the newest state will do so again.
 
         ValueError: a transaction is under way.
         """
@@ -533,7 +533,7 @@ def _catch_up(draft: Draft) -> bool:
     return True
 
 
-def _identity(source: Source) -> object:
+def _source_key(source: Source) -> object:
     """Return a value that tells sources apart. A `Following` cursor often makes new revisions of the same state."""
     return (source.generation, source.version) if isinstance(source, Revision) else id(source)
 

@@ -70,7 +70,7 @@ _AT_ONCE = 16
 
 
 def commit_member(draft: Draft) -> Revision:
-    """Commit one member through its group: changes of the member, or a new frame in its place.
+    """Commit one member through its group: changes of the member, or a new frame in its place. Return its new state.
 
     Raises the errors of `commit_group`, and ValueError if the frame is not a member of a group.
     """
@@ -299,10 +299,10 @@ class Bucket:
         """Remove nothing: requests may still be under way, and `vacuum` removes what no manifest names."""
 
     def forget(self, path: str, member: MemberChange) -> None:
-        """Remove nothing, for the same reason."""
+        """Remove nothing: in an object store, new members wait in no place."""
 
     def discard(self, change: GroupChange) -> None:
-        """Remove nothing, for the same reason."""
+        """Remove nothing: `complete` writes nothing for snapshots."""
 
     # The commit.
 

@@ -176,13 +176,13 @@ def plan(change: ChangeSet, current: Revision | None, facts: Facts) -> Plan:
         intended = _pack_next(change, current, facts, CommitStep.REPLACE_FILE)
     else:
         intended = _pack_next(change, current, facts, CommitStep.APPEND)
-        if change.compacts or not _fits(current, intended):
+        if change.compacts or not _can_patch_header(current, intended):
             return Plan(CommitStep.COMPACT)
     is_rewritten = not facts.keep_file and _is_mostly_dead(intended.require_state())
     return Plan(CommitStep.COMPACT, otherwise=intended) if is_rewritten else intended
 
 
-def _fits(current: Revision, intended: Plan) -> bool:
+def _can_patch_header(current: Revision, intended: Plan) -> bool:
     """Whether the headers differ only in the first bytes of the file, so that one small write can replace the old one.
 
     A frame without chunks never fits, because other software expects its trailer right after the header.
@@ -226,7 +226,7 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
 
     LimitError: the file has no room for the chunks of kept states.
     """
-    state = apply_change(change, _start(change, current))
+    state = apply_change(change, _state_before(change, current))
     if state.layout is not None and state.layout.is_text:
         state = with_text_nbytes(state)
     if change.changes_values:
@@ -236,7 +236,7 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
         end = current.frame.frame_len - current.frame.header_len
         placed = _place_chunks(change, state.frame.offsets, end)
     elif facts.header_room and change.extents.size:
-        placed = _in_spool(change)
+        placed = _places_in_spool(change)
     else:
         placed = _place_chunks(change, state.frame.offsets, 0)
     offsets = placed.resolve(state.frame.offsets, change)
@@ -245,7 +245,7 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
         stored_nbytes = _stored_nbytes(change, current, facts)
         cbytes = index.sparse_cbytes(stored_nbytes, offsets)
     coming = state.with_frame(offsets=offsets, cbytes=cbytes)
-    kept = _keep(change, current, facts, coming, placed)
+    kept = _pack_kept(change, current, facts, coming, placed)
     cbytes += len(kept.inside)
     had_data = current is not None and bool((current.frame.offsets >= 0).any())
     described = replace(
@@ -260,7 +260,7 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
     header, noted = frame.pack_header(described), state.annotations
     annotations = replace(
         noted,
-        commit=_digest(change, facts),
+        commit=_digest_of_commit(change, facts),
         header=header,
         next=change.next if is_sparse else noted.next,
         kept=kept.ledger,
@@ -293,7 +293,7 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
     )
 
 
-def _start(change: ChangeSet, current: Revision | None) -> State:
+def _state_before(change: ChangeSet, current: Revision | None) -> State:
     """Return the state to which a change is made: the current one, or the first one of a new frame.
 
     ValueError: there is neither.
@@ -358,7 +358,7 @@ def _place_chunks(change: ChangeSet, codes: Int64Array, data_start: int) -> _Pla
     return _Placed(starts, pieces, int(stops[-1]) if stops.size else data_start)
 
 
-def _in_spool(change: ChangeSet) -> _Placed:
+def _places_in_spool(change: ChangeSet) -> _Placed:
     """Leave all chunks in their places, because the spool's file becomes the frame."""
     return _Placed(change.extents[:, 0], change.extents[:, ::2], int(change.extents[-1, 2]))
 
@@ -366,7 +366,7 @@ def _in_spool(change: ChangeSet) -> _Placed:
 # Kept states.
 
 
-class _Keeping(NamedTuple):
+class _PackedKept(NamedTuple):
     """The packed ledger of the next state, and the packed kept states that it does not contain.
 
     The ones in `inside` are between the chunks and the index, and the ones in `objects` are separate, by name.
@@ -377,7 +377,9 @@ class _Keeping(NamedTuple):
     objects: Mapping[str, bytes] = {}
 
 
-def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
+def _pack_kept(
+    change: ChangeSet, current: Revision | None, facts: Facts, coming: State, placed: _Placed
+) -> _PackedKept:
     """Pack the states that a change keeps, and the ledger that lists all kept states.
 
     `coming` is the state after the change, and `placed` has the places of its new chunks. LimitError: the file has no
@@ -386,12 +388,12 @@ def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: Sta
     _require_room(change, current, coming, facts)
     is_ours = current is None or current.frame.is_ours
     if is_ours and not change.keeps and not change.drops:
-        return _Keeping(coming.annotations.kept)
+        return _PackedKept(coming.annotations.kept)
     ledger = Ledger() if current is None else ledger_of(current.state)
     if not is_ours:
         ledger = ledger.suspect_all()
     if not change.keeps and not change.drops:
-        return _Keeping(ledger.pack())
+        return _PackedKept(ledger.pack())
     is_sparse = coming.frame.frame_type == FrameType.SPARSE
     # No other commit gives the same names to objects with kept states.
     salt = int.from_bytes(facts.salt[:8], "big")
@@ -404,7 +406,7 @@ def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: Sta
         packed = pack_state(kept, frame.pack_header(kept.frame))
         entry = replace(
             keep.entry,
-            generation=keep.entry.generation or _digest(change, facts),
+            generation=keep.entry.generation or _digest_of_commit(change, facts),
             place=0,
             packed=b"",
             shape=None if kept.layout is None else kept.layout.shape,
@@ -432,7 +434,7 @@ def _keep(change: ChangeSet, current: Revision | None, facts: Facts, coming: Sta
             before = _dead_nbytes(coming, ledger)
             dead = ledger.dead if before is None else before
     ledger = Ledger(tuple(entries), floor, max(0, dead))
-    return _Keeping(ledger.pack(), inside, objects)
+    return _PackedKept(ledger.pack(), inside, objects)
 
 
 def _require_room(change: ChangeSet, current: Revision | None, coming: State, facts: Facts) -> None:
@@ -500,7 +502,7 @@ def _with_filters(change: ChangeSet, state: State) -> Frame:
     return replace(described, filters=tuple(filters), filters_meta=tuple(metas))
 
 
-def _digest(change: ChangeSet, facts: Facts) -> bytes:
+def _digest_of_commit(change: ChangeSet, facts: Facts) -> bytes:
     """Return a digest that identifies a commit: of its base, its chunks and the salt.
 
     Without it, two frames with equal metadata and different data could have the same generation. The salt distinguishes
@@ -517,23 +519,23 @@ def _digest(change: ChangeSet, facts: Facts) -> bytes:
 _NO_FILES = np.zeros(0, np.int64)
 
 
-class _Count(NamedTuple):
-    """The numbers of chunk files, and their sizes in bytes; 0 for a size that neither index nor change has."""
+class _Files(NamedTuple):
+    """The numbers of chunk files, and their sizes in bytes; 0 for an unknown size."""
 
     numbers: Int64Array
     nbytes: Int64Array
 
 
-def _counts(change: ChangeSet, current: Revision | None) -> tuple[int, _Count, _Count]:
+def _file_changes(change: ChangeSet, current: Revision | None) -> tuple[int, _Files, _Files]:
     """Return the total size of the files before a change, the files that leave the index, and the files that enter it.
 
     If b2array wrote the base, the sum in its header is correct, so this counts only added and removed chunks. Otherwise
     the size before is 0, and every file counts as added.
     """
     if current is None or not current.frame.is_ours:
-        state = apply_change(change, _start(change, current))
-        nothing = _count(_NO_FILES, _NO_FILES)
-        return 0, nothing, _count(state.frame.offsets, state.sizes[:, 0])
+        state = apply_change(change, _state_before(change, current))
+        nothing = _files_among(_NO_FILES, _NO_FILES)
+        return 0, nothing, _files_among(state.frame.offsets, state.sizes[:, 0])
     old, old_nbytes = current.frame.offsets, current.state.sizes[:, 0]
     before = current.frame.cbytes - index.sparse_cbytes(0, old)
     if change.is_structural:
@@ -542,39 +544,39 @@ def _counts(change: ChangeSet, current: Revision | None) -> tuple[int, _Count, _
     else:
         old, old_nbytes = old[change.numbers], old_nbytes[change.numbers]
         new, new_nbytes = change.codes, change.sizes[:, 0]
-    gone = ~np.isin(old, new)
-    came = ~np.isin(new, old)
-    return before, _count(old[gone], old_nbytes[gone]), _count(new[came], new_nbytes[came])
+    removed = ~np.isin(old, new)
+    added = ~np.isin(new, old)
+    return before, _files_among(old[removed], old_nbytes[removed]), _files_among(new[added], new_nbytes[added])
 
 
-def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
+def _files_among(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Files:
     """Return the chunk files among entries of an index, with their sizes."""
     stored = numbers >= 0
-    return _Count(numbers[stored], nbytes[stored].astype(np.int64))
+    return _Files(numbers[stored], nbytes[stored].astype(np.int64))
 
 
 def files_without_size(change: ChangeSet, current: Revision | None) -> list[int]:
     """Return the numbers of the chunk files whose sizes `plan` needs, but neither the index nor the change has."""
-    if _start(change, current).frame.frame_type != FrameType.SPARSE:
+    if _state_before(change, current).frame.frame_type != FrameType.SPARSE:
         return []
-    _, gone, came = _counts(change, current)
-    return [*_without_size(gone), *_without_size(came)]
+    _, removed, added = _file_changes(change, current)
+    return [*_without_size(removed), *_without_size(added)]
 
 
-def _without_size(count: _Count) -> list[int]:
+def _without_size(files: _Files) -> list[int]:
     """Return the numbers of the files whose sizes are unknown."""
-    numbers: list[int] = count.numbers[count.nbytes == 0].tolist()
+    numbers: list[int] = files.numbers[files.nbytes == 0].tolist()
     return numbers
 
 
 def _stored_nbytes(change: ChangeSet, current: Revision | None, facts: Facts) -> int:
     """Return the number of bytes of all chunks in a sparse frame after a change."""
-    before, gone, came = _counts(change, current)
-    return max(0, before - _total(gone, facts) + _total(came, facts))
+    before, removed, added = _file_changes(change, current)
+    return max(0, before - _total_nbytes(removed, facts) + _total_nbytes(added, facts))
 
 
-def _total(count: _Count, facts: Facts) -> int:
+def _total_nbytes(files: _Files, facts: Facts) -> int:
     """Return the total size of files in bytes, with unknown sizes from `facts`."""
     # A missing file takes no bytes.
-    sizes = [facts.file_sizes.get(number, 0) for number in _without_size(count)]
-    return int(count.nbytes.sum()) + sum(sizes)
+    sizes = [facts.file_sizes.get(number, 0) for number in _without_size(files)]
+    return int(files.nbytes.sum()) + sum(sizes)

@@ -123,10 +123,10 @@ def publish_step(
 ) -> Version | None:
     """Take a pending step if `b2array.catalog.redo.TABLE` requires it; remove the files left over.
 
-    This takes the lock of the member unless the caller holds it (`locked`), and reads the member again after a
-    conflict. A "patch" and an "index" need no other lock; for the other kinds the caller holds the lock of the
-    manifest. `state` is the old state, if the caller knows it. Return the version of the file if this call has written
-    its header.
+    In a block of `together`, these files are removed at its end, when the new state is on the disk. This takes the lock
+    of the member unless the caller holds it (`locked`), and reads the member again after a conflict. A "patch" and an
+    "index" need no other lock; for the other kinds the caller holds the lock of the manifest. `state` is the old state,
+    if the caller knows it. Return the version of the file if this call has written its header.
 
     Raises
     ------

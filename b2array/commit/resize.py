@@ -94,8 +94,8 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
 def growing_layout(state: State, axes: Sequence[int], every: int | None = None) -> Layout | None:
     """Return the layout with which an array begins to grow along some axes; None if it keeps the layout that it has.
 
-    The chunks of an array with few items are as small as the array if nobody chose them. With `every`, as many steps
-    along the only axis make up a commit.
+    The chunks of an array with few items are as small as the array if nobody chose them. `every` says how many steps
+    along the only axis are committed together, so that commits can end where chunks end.
     """
     word = state.annotations.auto
     if word is None or not axes:

@@ -148,9 +148,10 @@ class _Writer:
                 self.draft.flush(buffer.excess())
 
     def make(self, of_chunk: tuple[int, Part]) -> NewChunk:
-        """Write to a chunk; encode it unless it stays open, and store it at once if it gets a separate file.
+        """Write to a chunk, given its number and the part of it, and return its number and the chunk.
 
-        The old chunk is read if the write covers only part of it. The index does not change.
+        It is still open, encoded or, if it gets a separate file, staged. The old chunk is read if the write covers only
+        part of it. The index does not change.
         """
         number, part = of_chunk
         draft, buffer = self.draft, self.draft.buffer
@@ -180,7 +181,7 @@ class _Writer:
         return number, buf
 
     def _read_stored(self, number: int, *, private: bool) -> Stored:
-        """Read the present bytes of a chunk; if `private`, return a copy."""
+        """Read and return the present bytes of a chunk; if `private`, in memory that nothing else shares."""
         (stored,) = fetch(self.draft, [ChunkRequest(number, None)])
         # Otherwise, the open chunk would hold all scratch memory of this thread, but count only its own bytes.
         return Stored.whole(bytes(stored.region), stored.head) if private else stored

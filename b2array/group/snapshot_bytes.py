@@ -14,7 +14,7 @@ from b2array.array import array_snapshots
 from b2array.array.array_snapshots import own_nbytes
 from b2array.catalog import owners
 from b2array.catalog.intact import find_state
-from b2array.catalog.ledgers import MemberState, lists, state_in
+from b2array.catalog.ledgers import MemberState, names_same_state, state_in
 from b2array.catalog.manifest import Manifest, is_embedded, name_of, retired_path
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError
@@ -141,7 +141,7 @@ def _count_in_revisions(group: GroupHome, manifest: Manifest, entries: Sequence[
         counts = own_nbytes([sources[state].state for state in here])
         for state, nbytes in zip(here, counts, strict=True):
             users = [then.name for then in snapshots if state in then.states.values()]
-            if len(users) == 1 and not lists(rows.get(name_of(path)), state):
+            if len(users) == 1 and not names_same_state(rows.get(name_of(path)), state):
                 own[users[0]] += nbytes
     return own
 

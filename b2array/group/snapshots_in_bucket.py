@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from b2array.array.drafts import AnyPlace, FreePlace, Kind
-from b2array.catalog.ledgers import MemberState, lists, state_in
+from b2array.catalog.ledgers import MemberState, names_same_state, state_in
 from b2array.catalog.manifest import is_embedded
 from b2array.commit import edits
 from b2array.commit.copied_states import states_to_copy
@@ -67,7 +67,7 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
     differing = {}
     for each, state in then.states.items():
         is_same = changes.members().get(each) == state.path
-        if not is_same or not lists(rows.get(each), state):
+        if not is_same or not names_same_state(rows.get(each), state):
             differing[each] = state
     revisions = map_concurrently(lambda state: then.state_of(state.path), differing.values())
     for (each, state), revision in zip(differing.items(), revisions, strict=True):

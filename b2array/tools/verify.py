@@ -19,7 +19,7 @@ from b2array.array.array import NDArray
 from b2array.array.array_copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
 from b2array.catalog.intact import find_state
-from b2array.catalog.ledgers import MemberState, group_ledger, lists
+from b2array.catalog.ledgers import MemberState, group_ledger, names_same_state
 from b2array.catalog.manifest import Manifest, is_embedded, name_of, retired_path
 from b2array.catalog.needs import needed_states, needs_of_all_groups
 from b2array.catalog.owners import BucketMember, find_damage, load
@@ -429,7 +429,7 @@ def _of_revisions(
     """Check the states in an object store that snapshots refer to; `needed` has one snapshot for each."""
     rows = manifest.rows or {}
     for state, name in chain.from_iterable(states.items() for states in needed.values()):
-        is_current = lists(rows.get(name_of(state.path)), state)
+        is_current = names_same_state(rows.get(name_of(state.path)), state)
         # The member's own result covers these states.
         if is_current or is_embedded(state.path):
             continue
