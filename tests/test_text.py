@@ -20,6 +20,7 @@ import b2array
 from b2array.array import wide_text
 from b2array.commit.write import write
 from b2array.errors import ChecksumError, ChunkLostError, FormatError, PerformanceWarning, UnsupportedError
+from b2array.grid import chunking
 from b2array.grid.runs import automatic_run, block_extents, is_run
 from b2array.store.shared_memory import SharedMemoryStore
 from b2array.tools.cli import main
@@ -264,6 +265,156 @@ def test_chunks_are_chosen_by_the_bytes_of_text():
     assert 50 <= long.blocks[0] <= 200
     plain = b2array.zeros((100, 100), "T", chunks=(10, 100), blocks=(5, 10))
     assert plain.blocks == (1, 50)
+
+
+def log_lines(n, *, long):
+    """Return short lines, and among them some long ones of 4,000 characters."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(30, 60, n)
+    lengths[rng.choice(n, long, replace=False)] = 4000
+    return np.array(["x" * length for length in lengths], TEXT)
+
+
+def short_names(n):
+    return np.array(["n" * length for length in np.random.default_rng(2).integers(8, 13, n)], TEXT)
+
+
+class Sliced:
+    """An array of another library, which is read by slices and counts the items that it read."""
+
+    def __init__(self, values):
+        self._values = values
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+        self.most = 0
+
+    def __getitem__(self, key):
+        found = self._values[key]
+        self.most = max(self.most, found.size)
+        return found
+
+
+def _append(values, first):
+    a = b2array.zeros((0,), TEXT) if first is None else b2array.asarray(values[:first])
+    a.append(values[first:])
+    return a
+
+
+def _insert(values):
+    a = b2array.create(shape=0, dtype=TEXT)
+    a.insert(values, 0)
+    return a
+
+
+def _appender(values):
+    a = b2array.create(shape=0, dtype=TEXT)
+    with a.appender() as out:
+        out.append(values)
+    return a
+
+
+ROUTES = {
+    "group": lambda values: b2array.open_group("memory://text-chunks.b2d", "w").create("a", data=values),
+    "concatenate": lambda values: b2array.concatenate([values[:100], values[100:]]),
+    "concatenate, converted": lambda values: b2array.concatenate([values.astype(object)], dtype=TEXT, casting="unsafe"),
+    "map": lambda values: b2array.map(lambda items: items, values),
+    "from_dask": lambda values: b2array.from_dask(da.from_array(values, chunks=-1)),
+    "from_dask in a group": lambda values: b2array.from_dask(
+        da.from_array(values, chunks=-1), "memory://text-chunks.b2d/b", overwrite=True
+    ),
+    "slices": lambda values: b2array.asarray(Sliced(values)),
+    "map to a type": lambda values: b2array.map(lambda items: items, values, dtype=TEXT),
+    "copy": lambda values: b2array.asarray(values, chunks=700).copy(chunks="auto", blocks="auto"),
+    "from_blocks": lambda values: b2array.from_blocks(np.array_split(values, 3)),
+    "from_blocks of a type": lambda values: b2array.from_blocks(np.array_split(values, 3), dtype=TEXT),
+    "fromiter": lambda values: b2array.fromiter(values.tolist(), TEXT),
+    "append": lambda values: _append(values, None),
+    "append to a few": lambda values: _append(values, 5),
+    "append of slices": lambda values: _append(Sliced(values), None),
+    "insert": _insert,
+    "appender": _appender,
+    "rows": lambda values: b2array.Rows.create(b2array.open_group("memory://text-rows.b2d", "w"), [values]).values,
+}
+
+
+@pytest.mark.parametrize("values", [log_lines(3000, long=75), short_names(20_000)], ids=["log lines", "short names"])
+@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+def test_all_routes_choose_chunks_by_the_bytes_of_text(monkeypatch, route, values):
+    # Smaller chunks than usual, so that a small text has several.
+    monkeypatch.setattr(chunking, "LEAST_CHUNK_NBYTES", 2**17)
+    a = route(values)
+    assert a.dtype == TEXT
+    np.testing.assert_array_equal(a[...], values)
+    average = np.strings.str_len(values).mean()
+    assert 2**17 / 2 < a.chunks[0] * average < 2**17 * 2, a.chunks
+    assert 1000 < a.blocks[0] <= 4096 if average < 20 else 2**16 < a.blocks[0] * average < 2**18, a.blocks
+
+
+@pytest.mark.parametrize("values", [log_lines(1500, long=30), short_names(20_000)], ids=["log lines", "short names"])
+def test_text_of_one_width_gets_chunks_by_the_bytes_of_text_when_it_is_converted(monkeypatch, values):
+    monkeypatch.setattr(chunking, "LEAST_CHUNK_NBYTES", 2**17)
+    longest = np.strings.str_len(values).max()
+    a = b2array.asarray(values.astype(f"U{longest}")).astype(TEXT)
+    same(a[...], values)
+    assert 2**17 / 2 < a.chunks[0] * np.strings.str_len(values).mean() < 2**17 * 2
+    chosen = b2array.asarray(values[:9].astype(f"U{longest}"), chunks=3).astype(TEXT)
+    assert chosen.chunks == (3,)
+
+
+def test_stacked_text_has_chunks_for_its_bytes():
+    values = np.array(["x" * 4000], TEXT).repeat(2000)
+    a = b2array.stack([values, values])
+    assert a.chunks[0] * a.chunks[1] * 4000 < 2**22
+    same(a[1], values)
+
+
+@pytest.mark.parametrize("store", [b2array.asarray, lambda source: b2array.concatenate([source])])
+def test_only_the_first_items_of_other_libraries_are_read_to_measure_text(store):
+    source = Sliced(np.array(["x" * 4000], TEXT).repeat(10_000))
+    a = store(source)
+    # The array is read in pieces of 32 MiB.
+    assert source.most < 10_000
+    assert a.chunks[0] * 4000 < 2**23
+    table = short_names(5000).reshape(50, 100)
+    same(store(Sliced(table))[...], table)
+
+
+def test_dask_computes_the_first_items_once_more_to_measure_text_unless_it_is_delayed():
+    computed = []
+
+    def make(block_info=None):
+        computed.append(block_info[None]["chunk-location"])
+        return np.full(2000, "z" * 1000, TEXT)
+
+    x = da.map_blocks(make, chunks=((2000,) * 4,), dtype=TEXT, meta=np.empty(0, TEXT))
+    computed.clear()
+    a = b2array.from_dask(x, scheduler="sync")
+    # The first 4,096 items are in three of the four pieces.
+    assert sorted(computed) == [(0,), (0,), (1,), (1,), (2,), (2,), (3,)]
+    assert a.chunks[0] * 1000 < 2**22
+    computed.clear()
+    delayed = b2array.from_dask(x, compute=False)
+    assert not computed
+    np.testing.assert_array_equal(delayed.compute(scheduler="sync")[...], np.full(8000, "z" * 1000, TEXT))
+    computed.clear()
+    b2array.from_dask(x, chunks=500, blocks=100, scheduler="sync")
+    assert len(computed) == 4
+
+
+def test_pieces_of_text_for_tasks_and_functions_have_a_limit():
+    values = np.array(["x" * 4000], TEXT).repeat(6000)
+    a = b2array.asarray(values)
+    (lengths,) = a.to_dask().chunks
+    assert max(lengths) * 4000 <= 2 * 4 * 2**20
+    seen = []
+
+    def measure(items):
+        seen.append(items.size)
+        return np.strings.str_len(items)
+
+    lengths = b2array.map(measure, a, dtype=int, chunks=500)
+    np.testing.assert_array_equal(lengths[...], np.full(6000, 4000))
+    # Without the text, all items would be one piece of less than 32 MiB.
+    assert max(seen) * 4000 <= 32 * 2**20
 
 
 def test_sizes_are_numpys_and_the_ratio_is_of_the_text():

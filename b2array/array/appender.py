@@ -35,15 +35,17 @@ def append(handle: Handle, values: Any, axis: int, every: int | None = None) -> 
         require_same_kind(values.dtype, before.dtype)
         axis = resize.check_extents(tuple(values.shape), before.shape, axis)
         count = values.shape[axis]
+        sample = array_copying.sample_text(values) if before.is_text else None
     else:
         array, axis = resize.make_joint(values, before.shape, before.dtype, axis)
         count = array.shape[axis]
+        sample = array
     if not count:
         return
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             resize.check_joint(handle.url, before, draft.state.require_layout(), axis)
-            resize.choose_chunks(draft, [axis], every)
+            resize.choose_chunks(draft, [axis], every, sample)
             now = draft.state.require_layout()
             pieces = array_copying.rows(values, now, axis) if is_streamed else [array]
             for piece in pieces:
@@ -163,19 +165,28 @@ class Appender:
 
     def _room(self) -> int:
         """Return the number of steps until a row of chunks or the buffer is full, or until a commit is due."""
-        if self._used == self._length or self._uncommitted == self._every:
+        if self._used >= self._most or self._uncommitted == self._every:
             # The last commit failed.
             self.commit()
-        room = self._length - max(self._beyond, self._used)
+        room = min(self._length - self._beyond, self._most - self._used)
         if self._every is None:
             return room
         until_commit = self._every - self._uncommitted
         return min(room, until_commit)
 
+    @property
+    def _most(self) -> int:
+        """The number of steps that the buffer holds: a row of chunks, as long as it was when the first step came."""
+        if self._buffer is None or not self._used:
+            return self._length
+        room: int = self._buffer.shape[self._axis]
+        return min(self._length, room)
+
     def _collect(self, steps: npt.NDArray[Any], count: int) -> None:
-        if self._buffer is None:
-            shape = list(self._layout.shape)
-            shape[self._axis] = self._length
+        shape = list(self._layout.shape)
+        shape[self._axis] = self._most
+        # The size of the first text chooses the chunks, and may change their length.
+        if self._buffer is None or (not self._used and self._buffer.shape != tuple(shape)):
             self._buffer = np.zeros(shape, self._layout.dtype)
         self._buffer[self._along(self._used, self._used + count)] = steps
         self._used += count
@@ -184,7 +195,7 @@ class Appender:
     def _settle(self) -> None:
         """Append and commit the steps that are due."""
         # If other code appends through the same handle, the buffer may be full in the middle of a chunk.
-        is_full = not self._beyond or self._used == self._length
+        is_full = not self._beyond or self._used >= self._most
         is_commit_due = is_full if self._every is None else self._uncommitted == self._every
         if is_commit_due:
             self.commit()

@@ -38,7 +38,6 @@ from b2array.codec.cparams import CParams, resolve_cparams
 from b2array.codec.filters import CELL_FILTERS
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
-from b2array.codec.text import estimate_nbytes
 from b2array.commit import prepare, resize
 from b2array.commit.changes import Keep, copy_for_changes
 from b2array.commit.copied_states import KeptState, states_to_copy
@@ -46,25 +45,27 @@ from b2array.commit.draft import Draft
 from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
 from b2array.commit.write import rewrite
+from b2array.compute.readable import Readable
 from b2array.format import dtypes
 from b2array.format.b2nd import CACHE, GEOMETRIES
 from b2array.format.dtypes import require_size
-from b2array.format.state import State
+from b2array.format.state import State, known_text
 from b2array.format.strings import BATCHES, is_text, item_of
+from b2array.format.text_sizes import average_text
 from b2array.frame.source import Source
 from b2array.grid import assignment, windows
 from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import check_access
 from b2array.grid.layout import Layout, extents
 from b2array.grid.lossless import lossless, require_same_order
-from b2array.grid.partition import boxes
+from b2array.grid.partition import boxes, first_box
+from b2array.grid.text_chunks import SAMPLED
 from b2array.grid.text_items import as_text
 from b2array.progress import Progress, track
 
 __all__ = [
     "PIECE_NBYTES",
     "as_items",
-    "average_text",
     "convert_fill",
     "copy_array",
     "cparams_for",
@@ -72,8 +73,10 @@ __all__ = [
     "holding",
     "is_sliceable",
     "join_blocks",
+    "nbytes_in_memory",
     "piece",
     "rows",
+    "sample_text",
     "target_dtype",
 ]
 
@@ -150,8 +153,9 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
     if changes_notes or new.fill_value is not UNSET:
         return False
     if any(option is not None for option in (new.chunks, new.blocks, new.access)):
-        chunks, blocks = _parts(old, old.dtype, new)
-        wanted = choose_layout(old.shape, old.dtype, replace(new, chunks=chunks, blocks=blocks))
+        chunks, blocks = _parts(old, old.dtype, new, 0)
+        options = replace(new, chunks=chunks, blocks=blocks)
+        wanted = choose_layout(old.shape, old.dtype, options, _copied_text(source, old, old.dtype))
         if (wanted.chunks, wanted.blocks) != (old.chunks, old.blocks):
             return False
     return new.cparams is None or new.cparams == source.state.cparams
@@ -169,7 +173,8 @@ def _recode(
     """Return the transaction of a copy whose chunks are encoded again."""
     old = source.state.require_layout()
     _warn_of_wide_copy(source, old, dtype)
-    options = _complete(new, source.state, dtype)
+    text_nbytes = _copied_text(source, old, dtype)
+    options = _complete(new, source.state, dtype, text_nbytes)
     own_layers = (*GEOMETRIES, CACHE, BATCHES) if old.is_text else (*GEOMETRIES, CACHE)
     metalayers = {name: raw for name, raw in source.frame.metalayers if name not in own_layers}
     options = replace(options, meta=metalayers | dict(new.meta or {}))
@@ -185,7 +190,7 @@ def _recode(
         # Nobody chose the chunks of the source, so the copy may get others as well when it grows.
         access = new.access or check_access(source.state.annotations.auto or None)
         options = replace(options, chunks=None, blocks=None, access=access)
-    draft = new_draft(url, first.shape, dtype, options)
+    draft = new_draft(url, first.shape, dtype, options, text_nbytes)
     own_names = {*(new.attrs or {})}
     # Do not round values again that may be rounded already. Values from other software may be exact.
     exact = new.cparams is None
@@ -209,18 +214,29 @@ def _warn_of_wide_copy(source: Source, old: Layout, dtype: np.dtype[Any]) -> Non
     """Warn if the copy will be text whose items all have the size of the longest one, and waste most of it."""
     if dtype == old.dtype or not is_wide(old.shape, dtype):
         return
-    whole = next(iter(boxes(old.shape, _SAMPLED, old.shape)))
-    sampled = tuple(slice(part.start, part.stop, 1) for part in whole)
-    items = resize.read_box(source, old, sampled)
-    warn_of_waste(items, old.shape, dtype)
+    warn_of_waste(_first_items(source, old), old.shape, dtype)
 
 
-def _complete(new: ArrayOptions, state: State, dtype: np.dtype[Any]) -> ArrayOptions:
-    """Complete the options of a copy from the state of its source."""
+def _first_items(source: Source, layout: Layout) -> npt.NDArray[Any]:
+    box = first_box(layout.shape, SAMPLED)
+    return np.empty(0, layout.dtype) if box is None else resize.read_box(source, layout, box)
+
+
+def _copied_text(source: Source, old: Layout, dtype: np.dtype[Any]) -> int:
+    """Return the average size of text of any length in a copy, in bytes; 0 for other types, or if it is unknown."""
+    if not is_text(dtype):
+        return 0
+    if old.is_text:
+        return average_text(known=known_text(source.state))
+    return average_text(_first_items(source, old))
+
+
+def _complete(new: ArrayOptions, state: State, dtype: np.dtype[Any], text_nbytes: int) -> ArrayOptions:
+    """Complete the options of a copy from the state of its source; `text_nbytes` as in `new_draft`."""
     old = state.require_layout()
     annotations = state.annotations
-    wanted_chunks, wanted_blocks = _parts(old, dtype, new)
-    layout = choose_layout(old.shape, dtype, replace(new, chunks=wanted_chunks, blocks=wanted_blocks))
+    wanted_chunks, wanted_blocks = _parts(old, dtype, new, text_nbytes)
+    layout = choose_layout(old.shape, dtype, replace(new, chunks=wanted_chunks, blocks=wanted_blocks), text_nbytes)
     new = replace(new, chunks=layout.chunks, blocks=layout.blocks)
     if new.fill_value is UNSET:
         new = replace(new, fill_value=_convert_noted_fill(annotations.fill, old.dtype, dtype))
@@ -263,6 +279,8 @@ def _follow(
 
 _FEW_READS = 1.2
 """The number of times that a copy may read a block, on average, before it makes another copy in between."""
+_LEAST_TEXT_NBYTES = 2**16
+"""With fewer bytes of text in a chunk, a copy chooses other chunks."""
 _LEAST_NBYTES = 2**14
 """The minimum size of a chunk of that other copy, in bytes."""
 
@@ -271,10 +289,8 @@ def _copy_items(draft: Draft, source: Source, bar: Progress, *, exact: bool) -> 
     """Copy all items, and read each block of the source about once."""
     old = source.state.require_layout()
     new = draft.state.require_layout()
-    itemsize = old.itemsize
-    if old.is_text:
-        # The frame knows the size of the text of all items.
-        itemsize += source.frame.nbytes // max(1, math.prod(old.shape))
+    text_nbytes = _copied_text(source, old, old.dtype if old.is_text else new.dtype)
+    itemsize = old.itemsize + text_nbytes
     most = max(1, PIECE_NBYTES // itemsize)
     if not new.nchunks or windows.reads(old, new.chunks, new.chunks) <= _FEW_READS:
         # Threads read and encode chunks at the same time.
@@ -290,7 +306,7 @@ def _copy_items(draft: Draft, source: Source, bar: Progress, *, exact: bool) -> 
     with TemporaryDirectory(prefix="b2array-") as directory:
         # Chunks of this copy are parts of the windows of both sides.
         options = ArrayOptions(chunks=shared, cparams=_FAST)
-        between = new_draft(f"{directory}/between.b2nd", old.shape, old.dtype, options)
+        between = new_draft(f"{directory}/between.b2nd", old.shape, old.dtype, options, text_nbytes)
         with aborting(between):
             _copy_windows(between, source, windows.window(old, shared, most), Progress(None), exact=True)
         with closing(Handle(commit(between), "r")) as handle:
@@ -352,8 +368,11 @@ def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams
     return old
 
 
-def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:
-    """Choose chunks and blocks: from the options, or else the old chunks and blocks if they still fit."""
+def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions, text_nbytes: int) -> tuple[Any, Any]:
+    """Choose chunks and blocks: from the options, or else the old chunks and blocks if they still fit.
+
+    `text_nbytes` is the average size of an item of text of any length in the copy.
+    """
     if new.access is not None:
         return new.chunks, new.blocks
     if new.chunks is not None:
@@ -362,8 +381,9 @@ def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, A
     if new.blocks is not None:
         return old.chunks, new.blocks
     if is_text(dtype) and not old.is_text:
-        # Blocks of text are runs.
-        return old.chunks if all(old.chunks) else "auto", "auto"
+        # Blocks of text are runs. Text of one width may take far more bytes than its items are long.
+        becomes_small = math.prod(old.chunks) * text_nbytes < _LEAST_TEXT_NBYTES <= old.chunk_nbytes
+        return "auto" if becomes_small or 0 in old.chunks else old.chunks, "auto"
     # With items of more than twice the size, the chunks would become too large.
     is_much_larger = dtype.itemsize > 2 * old.itemsize
     if is_much_larger or 0 in old.chunks or 0 in old.blocks:
@@ -455,7 +475,10 @@ def from_computed(
     options: ArrayOptions,
 ) -> Draft:
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
-    text_nbytes = _sample_text(shape, np.empty(0, dtype).dtype, compute)
+    kind = np.empty(0, dtype).dtype
+    sample = _sample_computed(shape, kind, compute)
+    warn_of_waste(sample, extents(shape), kind)
+    text_nbytes = average_text(sample) if is_text(kind) else 0
     draft = new_draft(url, shape, dtype, options, text_nbytes)
     with aborting(draft):
         layout = draft.state.require_layout()
@@ -467,28 +490,26 @@ def from_computed(
     return draft
 
 
-def average_text(values: npt.NDArray[Any]) -> int:
-    """Return the average size of items of text of any length, in bytes; 0 for items of other types."""
-    if not is_text(values.dtype) or not values.size:
-        return 0
-    return max(1, estimate_nbytes(values) // values.size)
-
-
-def _sample_text(
+def _sample_computed(
     shape: Shape,
     dtype: np.dtype[Any],
     compute: Callable[[tuple[slice, ...]], Any],
-) -> int:
-    """Do the same as `average_text`, from the first items that a function computes; warn if they are wide text."""
+) -> npt.NDArray[Any]:
+    """Return the first items that a function computes, if their text is worth measuring; else no items."""
+    nothing = np.empty(0, dtype)
     if not is_text(dtype) and not is_wide(extents(shape), dtype):
-        return 0
-    first = next(iter(boxes(extents(shape), _SAMPLED, extents(shape))), None)
-    values = None if first is None else compute(first)
-    if values is None:
-        return 0
-    sample = np.asarray(values, dtype)
-    warn_of_waste(sample, extents(shape), dtype)
-    return average_text(sample)
+        return nothing
+    box = first_box(extents(shape), SAMPLED)
+    values = None if box is None else compute(box)
+    return nothing if values is None else np.asarray(values, dtype)
+
+
+def sample_text(x: Any) -> npt.NDArray[Any]:
+    """Return the items of an array by which its text is measured: the first ones if it is not in memory, else all."""
+    if not is_sliceable(x):
+        return np.asarray(x)
+    box = first_box(x.shape, SAMPLED)
+    return np.empty(0, x.dtype) if box is None else piece(x, box)
 
 
 _NO_BLOCK = object()
@@ -524,6 +545,8 @@ def join_blocks(
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
     draft = new_draft(url, shape, kind, options, average_text(first))
     with aborting(draft):
+        # The first block alone says how large the text is, so that all blocks are cut into rows of the final chunks.
+        resize.choose_chunks(draft, [axis], sample=first)
         for values in _cut_into_rows(chain([piece], remaining), draft.state.require_layout(), axis):
             resize.append(draft, values, axis)
         warn_of_stored_waste(draft)
@@ -558,10 +581,8 @@ def _cut_into_rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator
 # Arrays that are read in parts, so that they may be larger than memory.
 
 
-_SAMPLED = 4096
-"""The number of items of text whose size is measured."""
 _TEXT_FACTOR = 8
-"""Text that is appended in parts has about 8 times the bytes of the items of StringDType."""
+"""Items of StringDType and their text have about 8 times the bytes of the items alone."""
 PIECE_NBYTES = 32 * 2**20
 """The number of bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
@@ -601,13 +622,23 @@ def piece(
     return values
 
 
+def nbytes_in_memory(x: Any) -> int:
+    """Return the average size of an item of an array in memory, in bytes, with its text."""
+    itemsize: int = x.dtype.itemsize
+    if not is_text(x.dtype):
+        return itemsize
+    if isinstance(x, Readable):
+        return itemsize + average_text(known=known_text(x._handle.source.state))
+    return itemsize * _TEXT_FACTOR
+
+
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
     """Divide values to append into pieces that end at the end of a row of chunks."""
     shape = values.shape
     count = shape[axis]
     length = max(1, layout.chunks[axis])
     items_in_step = math.prod(shape) // max(1, count)
-    itemsize = layout.itemsize * _TEXT_FACTOR if layout.is_text else layout.itemsize
+    itemsize = max(layout.itemsize, nbytes_in_memory(values))
     step_nbytes = max(1, items_in_step * itemsize)
     chunk_rows = max(1, PIECE_NBYTES // (step_nbytes * length))
     box = [slice(0, extent) for extent in shape]

@@ -30,9 +30,12 @@ from b2array.array.drafts import (
 )
 from b2array.array.wide_text import warn_of_stored_waste
 from b2array.commit.draft import Draft
+from b2array.format.strings import is_text
+from b2array.format.text_sizes import average_text
 from b2array.grid.assignment import check_plain
 from b2array.grid.lossless import lossless
 from b2array.grid.partition import boxes
+from b2array.grid.text_chunks import SAMPLED
 from b2array.progress import track
 
 __all__ = ["Factors", "factors_of", "map", "map_chunks", "plain"]
@@ -144,6 +147,7 @@ def map_chunks(
     """Return the transaction of an array with the results of a function; see `map`."""
     kind = None if dtype is None else np.empty(0, require_dtype(dtype)).dtype
     lengths: tuple[int, ...] = ()
+    text_nbytes = 0
     if kind is None or work.added:
         # Call the function to learn the type and the lengths of new axes.
         corner = work.corner
@@ -151,8 +155,12 @@ def map_chunks(
         work.check(corner, sample, None)
         kind = kind or sample.dtype
         lengths = tuple(sample.shape[axis] for axis in work.added)
+        text_nbytes = average_text(sample)
+    elif is_text(kind) and 0 not in work.counts:
+        # Call it with a few items to learn the size of the text.
+        text_nbytes = average_text(plain(work.function(*work.pieces(work.few))))
     shape = work.result_of(work.counts, lengths)
-    draft = new_draft(url, shape, kind, work.options(wanted, kind, lengths))
+    draft = new_draft(url, shape, kind, work.options(wanted, kind, lengths), text_nbytes)
     with aborting(draft), track(math.prod(work.counts), "mapping", progress, unit="items") as bar:
         layout = draft.state.require_layout()
         if work.cuts_chunks(layout.chunks):
@@ -246,6 +254,12 @@ class Work:
             corner.append(slice(0, min(count, items)))
         return tuple(corner)
 
+    @property
+    def few(self) -> Box:
+        """A box of the first items, which covers dropped axes as a whole."""
+        units = [1 if axis in self.kept else count for axis, count in enumerate(self.counts)]
+        return next(boxes(self.counts, SAMPLED, units))
+
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
         """Return one value for each axis of the result, given values for the axes of the arrays and for new axes."""
         values = [extents[axis] for axis in self.kept]
@@ -295,8 +309,7 @@ class Work:
     @property
     def _most(self) -> int:
         """The number of items of the result to compute at a time."""
-        itemsizes = sum(each.dtype.itemsize for each in self.arrays)
-        nbytes: int = itemsizes * math.prod(self.factors)
+        nbytes = sum(array_copying.nbytes_in_memory(each) for each in self.arrays) * math.prod(self.factors)
         return max(1, array_copying.PIECE_NBYTES // max(1, nbytes))
 
     def _units(self, chunks: Sequence[int]) -> tuple[int, ...]:

@@ -493,7 +493,9 @@ def from_dask(
     scheduler : str, callable or distributed.Client, optional
         The scheduler of dask; by default, dask chooses.
     chunks, ..., fs
-        As for `create`. By default, the chunks of `x` are multiples of the stored chunks if possible.
+        As for `create`. By default, the chunks of `x` are multiples of the stored chunks if possible. Chunks of text of
+        any length are chosen by the size of the first items, which are computed once more for this purpose; with
+        ``compute=False``, by a usual size.
 
     Returns
     -------
@@ -532,7 +534,7 @@ def from_dask(
             return dask.compute_draft(x, place, dtype, final, progress=progress, scheduler=scheduler)
 
         return NDArray._make(url, wanted, new)
-    write = dask.from_dask(x, url, dtype, wanted)
+    write = dask.from_dask(x, url, dtype, wanted, compute=compute, scheduler=scheduler)
     done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
     if isinstance(done, NDArray):
         done._handle.reading(warn_of_stored_waste)

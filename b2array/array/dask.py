@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import dask_chunks
+from b2array.array.array_copying import nbytes_in_memory
 from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
@@ -29,10 +30,14 @@ from b2array.commit.forks import abandon_write, commit_changes, make_fork_point,
 from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
 from b2array.errors import ReadOnlyError, make_ended_error, warn
+from b2array.format.strings import is_text
+from b2array.format.text_sizes import average_text
 from b2array.grid import assignment
 from b2array.grid.chunking import is_automatic
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import lossless, require_same_kind, require_same_order
+from b2array.grid.partition import first_box
+from b2array.grid.text_chunks import SAMPLED, item_nbytes
 from b2array.grid.text_items import as_text, refuse_missing
 from b2array.progress import track
 
@@ -51,6 +56,7 @@ __all__ = [
     "from_dask",
     "gather_changes",
     "join",
+    "measure_text",
     "register_sizeof",
     "store",
     "to_dask",
@@ -109,10 +115,11 @@ def group_for_tasks(a: Readable) -> dask_chunks.Cut:
 
     # Use dask's setting for "auto", which users know and adapt to their memory.
     limit = parse_bytes(dask.config.get("array.chunk-size", "128MiB"))
-    share = math.prod(a.shape) * a.itemsize // _TASKS
-    chunk_nbytes = math.prod(a.chunks) * a.itemsize
+    itemsize = nbytes_in_memory(a)
+    share = math.prod(a.shape) * itemsize // _TASKS
+    chunk_nbytes = math.prod(a.chunks) * itemsize
     wanted = min(max(share, _LEAST_TASK_NBYTES, chunk_nbytes), limit)
-    return dask_chunks.group_chunks(a.shape, a.chunks, a.blocks, a.itemsize, wanted)
+    return dask_chunks.group_chunks(a.shape, a.chunks, a.blocks, itemsize, wanted)
 
 
 def _normalize(chunks: Any, a: Readable) -> dask_chunks.Cut:
@@ -135,9 +142,12 @@ def from_dask(
     url: Url | None,
     dtype: npt.DTypeLike | None,
     options: ArrayOptions,
+    *,
+    compute: bool,
+    scheduler: Any,
 ) -> Write:
     """Return the graph that stores a dask array as a new array; see `b2array.from_dask`."""
-    x, draft = _begin(x, url, dtype, options)
+    x, draft = _begin(x, url, dtype, options, compute=compute, scheduler=scheduler)
     with aborting(draft):
         return _write_all(x, draft, lasts=True)
 
@@ -152,7 +162,7 @@ def compute_draft(
     scheduler: Any,
 ) -> Draft:
     """Compute a dask array now, and return the draft of an array with its values."""
-    x, draft = _begin(x, place, dtype, options)
+    x, draft = _begin(x, place, dtype, options, compute=True, scheduler=scheduler)
     with aborting(draft):
         (changes,) = compute_changes([_write_all(x, draft)], progress, scheduler)
         merge_changes(draft, changes)
@@ -165,6 +175,9 @@ def _begin(
     place: AnyPlace,
     dtype: npt.DTypeLike | None,
     options: ArrayOptions,
+    *,
+    compute: bool,
+    scheduler: Any,
 ) -> tuple[da.Array, Draft]:
     """Return the dask array, cast to the type to store, and the draft of an array for it."""
     check_source(x)
@@ -175,11 +188,13 @@ def _begin(
         require_same_order(x.dtype, converted.dtype)
         x = converted
     is_divided = options.blocks is None and is_automatic(options.chunks)
+    is_open = is_automatic(options.chunks) or is_automatic(options.blocks)
+    text_nbytes = measure_text(x, scheduler) if compute and is_open else 0
     if is_divided:
         # Choose chunks that divide the pieces of dask, so that no data moves between tasks.
-        chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access)
+        chunks = dask_chunks.dividing(x.chunks, item_nbytes(x.dtype, text_nbytes), options.access)
         options = replace(options, chunks=chunks)
-    draft = new_draft(place, x.shape, x.dtype, options)
+    draft = new_draft(place, x.shape, x.dtype, options, text_nbytes)
     if is_divided:
         _warn_of_small_pieces(x, draft.state.require_layout())
     return x, draft
@@ -296,6 +311,15 @@ def _as_text(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]
     converted = as_text(values)
     refuse_missing(converted, dtype)
     return converted.astype(dtype)
+
+
+def measure_text(x: da.Array, scheduler: Any = None) -> int:
+    """Return the average size of text of any length in bytes, for which this computes the first items; otherwise 0."""
+    first = first_box(x.shape, SAMPLED) if is_text(x.dtype) else None
+    if first is None:
+        return 0
+    options = {} if scheduler is None else {"scheduler": scheduler}
+    return average_text(np.asarray(x[first].compute(**options)))
 
 
 def as_declared(x: da.Array, owner: str = "") -> da.Array:

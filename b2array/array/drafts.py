@@ -38,7 +38,7 @@ from b2array.grid.assignment import broadcast, check_plain
 from b2array.grid.chunking import Access, is_automatic
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
-from b2array.grid.text_chunks import USUAL_NBYTES, automatic_text
+from b2array.grid.text_chunks import automatic_text, item_nbytes
 from b2array.keywords import F, spell_out
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
@@ -368,7 +368,7 @@ def choose_layout(
         known_to_numpy = np.dtype((np.void, model.itemsize))
     text = dtypes.dtype_text(known_to_numpy)
     if is_text(model.dtype):
-        nbytes = text_nbytes or USUAL_NBYTES
+        nbytes = item_nbytes(model.dtype, text_nbytes)
         cut = automatic_text(outer, nbytes, chunks=options.chunks, blocks=options.blocks, access=options.access)
     else:
         cut = chunking.automatic(
@@ -384,7 +384,7 @@ def _note_choice(layout: Layout, options: ArrayOptions, params: CParams, text_nb
     is_chosen = not (is_automatic(options.chunks) and is_automatic(options.blocks))
     nbytes = layout.nbytes
     if layout.is_text:
-        nbytes = math.prod(layout.shape) * max(text_nbytes, USUAL_NBYTES)
+        nbytes = math.prod(layout.shape) * item_nbytes(layout.dtype, text_nbytes)
     if is_chosen or not layout.shape or nbytes >= chunking.LEAST_CHUNK_NBYTES:
         return None
     # Other codecs and filters, which users may have registered, may fit only the present blocks.

@@ -32,11 +32,14 @@ from b2array.commit.draft import Draft
 from b2array.commit.write import rewrite
 from b2array.errors import ConflictError
 from b2array.format.strings import is_text
+from b2array.format.text_sizes import average_text
 from b2array.frame.fetch import read_chunks
 from b2array.frame.source import Location, Source
 from b2array.grid.assignment import check_plain
+from b2array.grid.chunking import is_automatic
 from b2array.grid.layout import Layout
 from b2array.grid.lossless import require_same_order
+from b2array.grid.text_chunks import SAMPLED
 from b2array.progress import Progress, track
 
 __all__ = ["concatenate", "stack"]
@@ -275,7 +278,7 @@ def _join(
     options = wanted
     if model is not None:
         options = _complete(wanted, model, kind, axis, is_new=is_new)
-    draft = new_draft(url, shape, kind, options)
+    draft = new_draft(url, shape, kind, options, _measure_text(sources, kind, options))
     layout = draft.state.require_layout()
     with aborting(draft), track(layout.nchunks, "chunks joined", progress, unit="items") as bar:
         before = (slice(None),) * axis
@@ -305,6 +308,24 @@ def _join(
         rewrite(draft, layout, grid[is_missing].tolist(), read, bar.advance, exact=wanted.cparams is None)
         warn_of_stored_waste(draft)
     return draft
+
+
+def _measure_text(sources: Sequence[Any], dtype: np.dtype[Any], options: ArrayOptions) -> int:
+    """Return the average size of text of any length, in bytes; 0 for other types.
+
+    Arrays that are not in memory are read until there are enough items.
+    """
+    is_chosen = not (is_automatic(options.chunks) or is_automatic(options.blocks))
+    if is_chosen or not is_text(dtype):
+        return 0
+    samples = []
+    count = 0
+    for each in sources:
+        if not array_copying.is_sliceable(each) or count < SAMPLED:
+            sample = array_copying.sample_text(each)
+            samples.append(sample)
+            count += sample.size
+    return average_text(*samples)
 
 
 def _complete(

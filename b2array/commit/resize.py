@@ -6,6 +6,7 @@ they are. The other chunks are encoded again, a few at a time, from the values i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -21,8 +22,9 @@ from b2array.commit.edits import set_special
 from b2array.commit.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
-from b2array.format.state import State, choose_layout, reshape, with_layout
+from b2array.format.state import State, choose_layout, known_text, reshape, with_layout
 from b2array.format.strings import LENGTHS, item_of, pack_lengths
+from b2array.format.text_sizes import average_text
 from b2array.frame.read import read
 from b2array.frame.source import Source
 from b2array.grid import selection
@@ -91,11 +93,17 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     rewrite(draft, new, mixed, read_and_fill)
 
 
-def growing_layout(state: State, axes: Sequence[int], every: int | None = None) -> Layout | None:
+def growing_layout(
+    state: State,
+    axes: Sequence[int],
+    every: int | None = None,
+    sample: Array | None = None,
+) -> Layout | None:
     """Return the layout with which an array begins to grow along some axes; None if it keeps the layout that it has.
 
     The chunks of an array with few items are as small as the array if nobody chose them. `every` says how many steps
-    along the only axis are committed together, so that commits can end where chunks end.
+    along the only axis are committed together, so that commits can end where chunks end. `sample` has some of the new
+    items, whose text is measured.
     """
     word = state.annotations.auto
     if word is None or not axes:
@@ -104,24 +112,33 @@ def growing_layout(state: State, axes: Sequence[int], every: int | None = None) 
     # An extent of 0 is expected to grow.
     expected = [0 if axis in axes else extent for axis, extent in enumerate(layout.shape)]
     access = check_access(word or None)
-    chosen = choose_layout(state, tuple(expected), access)
+    text_nbytes = 0
+    if layout.is_text and sample is not None:
+        text_nbytes = average_text(sample, known=known_text(state))
+    chosen = choose_layout(state, tuple(expected), access, text_nbytes=text_nbytes)
     if every is not None:
         (axis,) = axes
         lengths = dict(enumerate(chosen.chunks))
         usual = lengths.pop(axis)
-        step_nbytes = chosen.chunk_nbytes // usual
+        itemsize = text_nbytes or layout.itemsize
+        step_nbytes = math.prod(lengths.values()) * itemsize
         lengths[axis] = commit_length(every, step_nbytes, usual)
-        chosen = choose_layout(state, tuple(expected), access, lengths)
+        chosen = choose_layout(state, tuple(expected), access, lengths, text_nbytes)
     return replace(chosen, shape=layout.shape)
 
 
-def choose_chunks(draft: Draft, axes: Sequence[int], every: int | None = None) -> bool:
+def choose_chunks(
+    draft: Draft,
+    axes: Sequence[int],
+    every: int | None = None,
+    sample: Array | None = None,
+) -> bool:
     """Choose the chunks of an array with few items anew before it grows along some axes, unless a user chose them.
 
     This encodes open chunks first, and rewrites the items that there are. Returns whether chunks or blocks changed.
     `growing_layout` describes the parameters.
     """
-    new = growing_layout(draft.state, axes, every)
+    new = growing_layout(draft.state, axes, every, sample)
     if new is None:
         return False
     draft.refuse_in_fork("change the shape, or the order of the chunks: resize before you fork")
@@ -185,7 +202,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
 
     Like `write`, this keeps chunks open in a transaction.
     """
-    choose_chunks(draft, [axis])
+    choose_chunks(draft, [axis], sample=values)
     old = draft.state.require_layout()
     length = old.shape[axis]
     extent = length + values.shape[axis]
@@ -221,7 +238,7 @@ def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
 
     This encodes open chunks first, and rewrites the chunks that do not move as a whole.
     """
-    choose_chunks(draft, [axis])
+    choose_chunks(draft, [axis], sample=values)
     length = draft.state.require_layout().shape[axis]
     before = slice(0, position, 1)
     added = slice(0, values.shape[axis], 1)

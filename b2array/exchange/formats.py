@@ -29,7 +29,7 @@ from b2array.array.tensors import face
 from b2array.bloscpack.blp_header import MAGIC, Description, describe
 from b2array.catalog.owners import load
 from b2array.codec.cparams import CParams
-from b2array.codec.text import estimate_nbytes, has_missing
+from b2array.codec.text import has_missing
 from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
@@ -37,8 +37,10 @@ from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.ledger import ledger_of
+from b2array.format.text_sizes import average_text
 from b2array.grid.chunking import Access
-from b2array.grid.partition import boxes
+from b2array.grid.partition import boxes, first_box
+from b2array.grid.text_chunks import SAMPLED
 from b2array.grid.text_items import find_dtype, is_unsized, refuse_missing
 from b2array.group.addressing import split_member
 from b2array.group.group_snapshot import SnapshotHome
@@ -86,8 +88,6 @@ __all__ = [
 UNLIMITED = "_unlimited"
 """The attribute in which an array keeps the unlimited axes of the HDF5 dataset that it was copied from."""
 _TEXT = np.dtypes.StringDType()
-_SAMPLED = 4096
-"""The number of items of text whose size is measured."""
 _TEXTS = 2**18
 """The number of variable-length texts to read together."""
 
@@ -369,11 +369,8 @@ def _as_text(source: ArraySource, dtype: np.dtype[Any]) -> ArraySource:
             ) from None
         return values.astype(dtype)
 
-    nbytes = 0
-    first = next(iter(boxes(source.shape, _SAMPLED, source.shape)), None)
-    if first is not None and 0 not in source.shape:
-        sample = read(first)
-        nbytes = estimate_nbytes(sample) // sample.size
+    first = first_box(source.shape, SAMPLED)
+    nbytes = 0 if first is None else average_text(read(first))
     is_mark = source.fill_value is None or not isinstance(source.fill_value, str)
     fill = 0 if is_mark and not has_missing(dtype) else source.fill_value
     return replace(source, dtype=dtype, fill_value=fill, read=read, text_nbytes=nbytes)

@@ -38,7 +38,7 @@ from b2array.format.strings import BATCHES, LENGTHS, pack_batches
 from b2array.grid import chunking
 from b2array.grid.chunking import Access
 from b2array.grid.layout import MAX_NDIM, Layout
-from b2array.grid.text_chunks import USUAL_NBYTES, automatic_text
+from b2array.grid.text_chunks import automatic_text, average_nbytes
 
 __all__ = [
     "State",
@@ -49,6 +49,7 @@ __all__ = [
     "cparams_to_note",
     "find_changed_chunks",
     "future_part",
+    "known_text",
     "layers_with",
     "parse",
     "reshape",
@@ -549,8 +550,12 @@ def choose_layout(
     shape: tuple[int, ...],
     access: Access | None = "planes",
     chunks: Mapping[int, int] | None = None,
+    text_nbytes: int = 0,
 ) -> Layout:
-    """Return a layout of a shape, with chunks and blocks that are chosen anew; `chunks` has extents by axis."""
+    """Return a layout of a shape, with chunks and blocks that are chosen anew; `chunks` has extents by axis.
+
+    `text_nbytes` is the average size of text in bytes; 0 for the average of the text that there is.
+    """
     layout = state.require_layout()
     outer = _count_outer(state)
     inner = shape[outer:]
@@ -558,23 +563,20 @@ def choose_layout(
     for axis, length in (chunks or {}).items():
         wanted[axis] = length
     if layout.is_text:
-        cut, within = automatic_text(shape, _average_text(state), chunks=wanted, access=access)
+        nbytes = text_nbytes or average_nbytes(*known_text(state))
+        cut, within = automatic_text(shape, nbytes, chunks=wanted, access=access)
     else:
         cut, within = chunking.automatic(shape[:outer], layout.itemsize, chunks=wanted, inner=inner, access=access)
     return replace(layout, shape=shape, chunks=cut, blocks=within)
 
 
-def _average_text(state: State) -> int:
-    """Return the average size of an item of text in bytes, for which more items are expected; at least the usual size.
-
-    A few short items say little about the others, and chunks of longer items than expected would be too large.
-    """
+def known_text(state: State) -> tuple[int, int]:
+    """Return the bytes of the chunks of text whose sizes are stored, and the most items that these chunks can have."""
     layout = state.require_layout()
-    # Zeros are unknown sizes. The other chunks have at most so many items.
-    known = state.sizes[:, -1]
-    nitems = min(math.prod(layout.shape), int(np.count_nonzero(known)) * math.prod(layout.chunks))
-    average = int(known.sum(dtype=np.int64)) // max(1, nitems)
-    return max(average, USUAL_NBYTES)
+    # Zeros are unknown sizes.
+    sizes = state.sizes[:, -1]
+    nitems = min(math.prod(layout.shape), int(np.count_nonzero(sizes)) * math.prod(layout.chunks))
+    return int(sizes.sum(dtype=np.int64)), nitems
 
 
 def with_layout(state: State, new: Layout) -> State:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Axes", "Part", "Positions", "Run", "boxes", "parts", "put", "runs", "take"]
+__all__ = ["Axes", "Part", "Positions", "Run", "boxes", "first_box", "parts", "put", "runs", "take"]
 
 Positions = slice | NDArray[np.int64]
 """Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
@@ -402,3 +402,15 @@ def boxes(
         starts = range(0, extent, step)
         sides.append([slice(start, min(start + step, extent)) for start in starts])
     yield from product(*sides)
+
+
+def first_box(shape: Sequence[int], most: int) -> tuple[slice, ...] | None:
+    """Return the box of the first items in C order, at most `most`, whose steps are 1; None if there are no items.
+
+    Examples
+    --------
+    >>> first_box((3, 4), 8), first_box((3, 0), 8)
+    ((slice(0, 2, 1), slice(0, 4, 1)), None)
+    """
+    first = next(boxes(shape, most), None)
+    return None if first is None else tuple(slice(part.start, part.stop, 1) for part in first)

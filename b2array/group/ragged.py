@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array.array import NDArray
-from b2array.array.array_copying import as_items, average_text
+from b2array.array.array_copying import as_items
 from b2array.array.many import read_many
 from b2array.commit.resize import make_joint
 from b2array.display.text_tables import count_text
@@ -102,10 +102,9 @@ class Rows:
             Options of `Group.create` for the values, such as ``chunks`` and ``cparams``.
         """
         joined, lengths = _items_of(rows, None if dtype is None else np.dtype(dtype), item_shape)
-        options.setdefault("chunks", None)
         shape = (0, *item_shape)
         with _changes_of(group) as changes:
-            values = changes.create(VALUES, shape, joined.dtype, **_measured(options, joined))
+            values = changes.create(VALUES, shape, joined.dtype, **options)
             offsets = changes.create(OFFSETS, data=np.zeros(1, np.int64))
             _extend(values, offsets, joined, lengths)
         return cls(group)
@@ -307,14 +306,6 @@ def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[in
         start, stop = stop, stop + len(values)
         joined[start:stop] = values
     return joined, lengths
-
-
-def _measured(options: dict[str, Any], values: Array) -> dict[str, Any]:
-    """Return options with chunks for text of this size."""
-    nbytes = average_text(values)
-    if not nbytes or options["chunks"] is not None:
-        return options
-    return {**options, "chunks": max(1, 2**21 // nbytes)}
 
 
 def _extend(values: NDArray, offsets: NDArray, joined: Array, lengths: list[int]) -> None:

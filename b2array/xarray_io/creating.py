@@ -10,9 +10,12 @@ import numpy as np
 import xarray as xr
 
 from b2array.array import dask_chunks
+from b2array.array.dask import measure_text
+from b2array.array.drafts import ArrayOptions, choose_layout
 from b2array.codec.cparams import resolve_cparams
 from b2array.errors import UnsupportedError
 from b2array.grid.chunking import Access
+from b2array.grid.text_chunks import item_nbytes
 from b2array.group.group import Group
 from b2array.xarray_io.encoding import is_dask
 from b2array.xarray_io.tasks import WritePart, WriteTask
@@ -36,7 +39,11 @@ def create(
         if not is_dask(variable) or not variable.size:
             target.create(name, data=variable.values, **options)
             continue
-        options.setdefault("chunks", _choose_chunks(variable, options.get("access")))
+        text_nbytes = measure_text(variable.data) if task.compute else 0
+        options.setdefault("chunks", _choose_chunks(variable, options.get("access"), text_nbytes))
+        if text_nbytes and options.get("blocks") is None:
+            chosen = choose_layout(variable.shape, variable.dtype, ArrayOptions(options["chunks"]), text_nbytes)
+            options.update(chunks=chosen.chunks, blocks=chosen.blocks)
         missing = variable.attrs.get("_FillValue")
         if missing is not None and not task.compute:
             # Until the caller computes them, readers see the items as missing.
@@ -63,10 +70,10 @@ def _keep_missing(options: dict[str, Any]) -> None:
         options.setdefault("fill_value", missing)
 
 
-def _choose_chunks(variable: xr.Variable, access: Access | None) -> Any:
+def _choose_chunks(variable: xr.Variable, access: Access | None, text_nbytes: int) -> Any:
     """Choose stored chunks that divide dask's chunks; keep small chunks unchanged."""
     lengths = variable.chunks or ()
-    itemsize = variable.dtype.itemsize
+    itemsize = item_nbytes(variable.dtype, text_nbytes)
     chosen = dask_chunks.dividing(lengths, itemsize, access)
     if chosen is not None:
         return chosen
