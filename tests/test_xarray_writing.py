@@ -331,6 +331,24 @@ def test_a_region_is_not_looked_for_among_repeated_values(url: Path) -> None:
         to_b2array(along([1.0]).assign_coords(t=[10]), url, region="auto")
 
 
+def test_a_region_without_values_to_look_for_is_refused_with_what_to_do(url: Path) -> None:
+    ds = xr.Dataset({"a": (("t", "x"), np.zeros((4, 2)))}, {"t": [1, 2, 3, 4]})
+    to_b2array(ds, url)
+    piece = ds.isel(t=slice(1, 2)) + 1
+    # xarray would write the piece to the beginning.
+    with pytest.raises(KeyError, match=r"does not have, and it has 1 of 4 items along 't': pass the place, as in regi"):
+        to_b2array(piece.drop_vars("t"), url, region="auto")
+    with pytest.raises(KeyError, match=r"values of the coordinate 'x', which is not stored: pass the place"):
+        to_b2array(piece.assign_coords(x=[1, 2]), url, region="auto")
+    with pytest.raises(KeyError, match=r"1 of 1 values .* not among the stored ones, the first of them 17: append_dim"):
+        to_b2array(piece.assign_coords(t=[17]), url, region={"t": "auto"})
+    with pytest.raises(ValueError, match=r"not stored side by side and in this order: write one piece at a time"):
+        to_b2array(ds.isel(t=[0, 2]), url, region={"t": "auto"})
+    # A dimension without a coordinate is written as a whole.
+    to_b2array(piece, url, region="auto")
+    assert reopened(url).a.values.sum(1).tolist() == [0, 2, 0, 0]
+
+
 def test_a_region_found_by_one_coordinate_leaves_the_other_indexes(url: Path) -> None:
     ds = xr.Dataset({"a": (("t", "x"), np.zeros((4, 2)))}, {"t": [1, 2, 3, 4], "x": [5, 6]})
     to_b2array(ds, url)

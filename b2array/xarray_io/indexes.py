@@ -61,25 +61,47 @@ def detect(
 
 def _find_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
     """Find where the labels of a dataset along a dimension are stored."""
+    given = f"pass the place, as in region={{{dim!r}: slice(start, stop)}}"
     if dim not in ds.variables:
+        _require_whole(dim, ds, arrays, given)
         return slice(0, ds.sizes[dim])
     array = arrays.get(str(dim))
     if array is None:
-        raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
+        raise KeyError(
+            f"region='auto' looks for values of the coordinate {dim!r}, which is not stored: {given}, or store it first"
+        )
     index = _load_index(ds, dim, array)
     if not index.is_unique:
-        raise ValueError(
-            f"the stored coordinate {dim!r} has repeated values, so no region can be found in it: pass slices"
-        )
+        raise ValueError(f"the stored coordinate {dim!r} has repeated values, so no region can be found in it: {given}")
     positions = index.get_indexer(ds[dim].to_index())
-    if (positions < 0).any():
-        raise KeyError(f"values of the coordinate {dim!r} are not among the stored ones")
+    is_missing = positions < 0
+    if is_missing.any():
+        first = ds[dim].values[is_missing][0]
+        raise KeyError(
+            f"{is_missing.sum()} of {len(positions)} values of the coordinate {dim!r} are not among the stored ones,"
+            f" the first of them {first}: append_dim={dim!r} appends new ones"
+        )
     if (np.diff(positions) != 1).any():
-        raise ValueError(f"the values of the coordinate {dim!r} are not stored side by side")
+        raise ValueError(
+            f"the values of the coordinate {dim!r} are not stored side by side and in this order: write one piece at a"
+            " time, sorted as they are stored"
+        )
     if not len(positions):
         return slice(0, 0)
     first, last = int(positions[0]), int(positions[-1])
     return slice(first, last + 1)
+
+
+def _require_whole(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray], given: str) -> None:
+    """Raise KeyError if a dataset without values of a coordinate is shorter than what is stored along its dimension."""
+    for name, array in arrays.items():
+        sizes = dict(zip(dims_of(name, array), array.shape, strict=True))
+        stored = sizes.get(str(dim), ds.sizes[dim])
+        if stored != ds.sizes[dim]:
+            raise KeyError(
+                f"region='auto' looks for values of the coordinate {dim!r}, which the dataset does not have, and it has"
+                f" {ds.sizes[dim]} of {stored} items along {dim!r}: {given}, or add the coordinate"
+            )
 
 
 def place(

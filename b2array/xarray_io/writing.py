@@ -119,9 +119,9 @@ def to_b2array(
         Append to existing variables along this dimension. In a tree, append at all nodes that have the dimension.
     region : mapping of str to slice, or "auto", optional
         Write into a part of existing variables, which a slice for each dimension gives. "auto", for all dimensions or
-        for one of them, finds the part by the values of the stored coordinate. Indexes themselves are not written. If
-        another writer changes the same chunks at the same time, values in memory are written again on top of its
-        changes. Dask arrays are not: this raises ConflictError.
+        for one of them, finds the part by the values of the stored coordinate; a dimension without a coordinate must be
+        whole. Indexes themselves are not written. If another writer changes the same chunks at the same time, values in
+        memory are written again on top of its changes. Dask arrays are not: this raises ConflictError.
     check_index : {"warn", "error", "off"}, default "warn"
         What to do if the index along `append_dim` has values that are already stored, or that lie between stored ones.
         The other indexes of an append, and all indexes of a region, must equal the stored ones. Any other write may
@@ -162,7 +162,8 @@ def to_b2array(
     FileNotFoundError
         There is no group to change.
     KeyError
-        `encoding` names a variable that does not exist, or ``region="auto"`` finds no stored coordinate.
+        `encoding` names a variable that does not exist, or ``region="auto"`` finds no values of a coordinate to look
+        for, or does not find them among the stored ones.
     ValueError
         The variables, their indexes or the encoding do not fit what is stored. Nothing was written.
     TypeError
