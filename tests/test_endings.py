@@ -24,7 +24,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("place", ["local", "memory"])
-@pytest.mark.parametrize("ending", [".npy", ".npz", ".h5", ".hdf5", ".zarr", ".nc", ".NC", ".blp", ".b2z"])
+@pytest.mark.parametrize("ending", [".npy", ".npz", ".h5", ".hdf5", ".zarr", ".nc", ".NC", ".nc4", ".blp", ".b2z"])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_arrays_do_not_get_the_endings_of_other_formats(tmp_path: Path, maker: str, ending: str, place: str) -> None:
     url = f"{tmp_path}/q{ending}" if place == "local" else f"memory:/{tmp_path}/q{ending}"
@@ -50,6 +50,18 @@ def test_datasets_do_not_get_the_endings_of_other_formats(tmp_path: Path, mode: 
     with pytest.raises(ValueError, match=r"found that of a netCDF file; .*to_b2array\(ds, 'name\.b2d'\) writes"):
         xarray_io.to_b2array(xr.Dataset({"a": ("x", [1])}), tmp_path / "q.nc", mode=mode)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ending", [".nc", ".nc4", ".NC4", ".he5"])
+def test_files_of_hdf5_have_several_endings(tmp_path: Path, ending: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    b2array.zeros((2, 3), "?", url=tmp_path / "q.b2nd", dims=("y", "x"))
+    b2array.convert(tmp_path / "q.b2nd", tmp_path / f"q{ending}")
+    b2array.convert(tmp_path / f"q{ending}", tmp_path / "back.b2d", verify=True)
+    with h5py.File(tmp_path / f"q{ending}") as file:
+        # netCDF has no booleans.
+        assert file["data"].dtype == ("?" if ending == ".he5" else "i1")
+    assert b2array.open_group(tmp_path / "back.b2d")["data"].dtype == "?"
 
 
 def test_a_group_with_a_foreign_ending_that_is_there_can_be_read_and_changed(tmp_path: Path) -> None:

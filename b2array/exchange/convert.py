@@ -113,10 +113,10 @@ def convert(
     ----------
     src, dst : str or os.PathLike
         Files, directories or URLs. Their endings determine the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and
-        ``.b2z`` for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``,
-        ``.blp``. A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source without such an ending is
-        determined from its contents. Name a member by a path, as in ``results.h5/run/pressure``, or after ``#``. The
-        default name of a new member is ``data``.
+        ``.b2z`` for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.blp``, and for HDF5 ``.h5``, ``.hdf5``,
+        ``.hdf``, ``.he5``, ``.nc`` and ``.nc4``. A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source
+        without such an ending is determined from its contents. Name a member by a path, as in
+        ``results.h5/run/pressure``, or after ``#``. The default name of a new member is ``data``.
     src_format, dst_format : str, optional
         The formats, if the endings are missing or misleading: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5",
         "netcdf3" (a source only) or "blp".

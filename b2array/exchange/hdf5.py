@@ -36,7 +36,7 @@ __all__ = ["FOLLOWING", "HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _OF_NETCDF = "_NCProperties"
-_NETCDF = ".nc"
+_NETCDF = (".nc", ".nc4")
 _AS_JSON = "json"
 _OTHER_ATTRS = (_AS_JSON, "skip")
 _TEXTS = 2**18
@@ -222,7 +222,7 @@ def _attrs(node: Any, where: str) -> dict[str, Any]:
     """Return the attributes of a node, except those that describe dimensions or the file, or refer to places in it."""
     attrs = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
     # netCDF stores a single number as an array of one number.
-    of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(_NETCDF)
+    of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].lower().endswith(_NETCDF)
     for key, value in attrs.items():
         if np.shape(value) == (1,) and (of_netcdf or key in formats.PACKING):
             attrs[key] = value[0]
@@ -610,7 +610,7 @@ def _with_room(file: Any, pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 HDF5 = Format(
     "hdf5",
-    (".h5", ".hdf5", ".hdf", _NETCDF),
+    (".h5", ".hdf5", ".hdf", ".he5", *_NETCDF),
     _tree,
     _check,
     formats.lone(partial(_building, most=1)),

@@ -100,9 +100,9 @@ def _of_innermost(address: str, storage_options: Storage) -> str:
 
 
 def _is_netcdf3(url: str, storage_options: Storage) -> bool:
-    """Return whether a file that ends with ``.nc`` is netCDF-3, and not netCDF-4."""
+    """Return whether a file that ends with ``.nc`` or ``.nc4`` is netCDF-3, and not netCDF-4."""
     address, _ = split_member(url)
-    if not _path_of(address).endswith(".nc"):
+    if not _path_of(address).endswith((".nc", ".nc4")):
         return False
     store = open_store(address, storage_options=storage_options)
     (head,) = store.head([""], 4)

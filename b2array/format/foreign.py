@@ -62,7 +62,7 @@ _ENDINGS = {
     ".zarr": "a Zarr hierarchy",
 }
 _OF_XARRAY = (".h5", ".hdf5", ".nc", ".nc4", ".zarr")
-_NOT_CONVERTED = (".he5", ".nc4", ".npz")
+_NOT_CONVERTED = (".npz",)
 
 
 def check_ending(path: str, url: str, *, group: bool = False) -> None:
