@@ -18,7 +18,7 @@ from typing import Any, ForwardRef, NoReturn, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["F", "nearest", "refuse_calls", "spell_out", "suggest"]
+__all__ = ["F", "nearest", "refuse_calls", "renamed", "spell_out", "suggest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,7 +67,9 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "mode": ("overwrite", _MODE),
     "name": ("url", _PLACE),
     **dict.fromkeys(("filesystem", "fs", "storage_options"), ("dst_options", _TWO_STORES)),
+    **dict.fromkeys(("new_shape", "newshape", "size"), ("shape", "write shape=")),
     "order": ("chunks", "items are stored in C order"),
+    "refcheck": ("shape", "leave it out, because views and other handles see the new shape"),
     **dict.fromkeys(("zarr_format", "zarr_version"), ("", "arrays are stored in the format of Blosc2")),
     **dict.fromkeys(("cache_attrs", "cache_metadata", "chunk_store", "synchronizer", "write_empty_chunks"), _NEEDLESS),
     **dict.fromkeys(("consolidated", "use_consolidated"), ("", "the manifest of a group is always consolidated")),
@@ -133,6 +135,29 @@ def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = Non
         return cast(F, call)
 
     return decorate
+
+
+def renamed(function: F, name: str) -> F:
+    """Return a method under another name, which errors about its arguments then use.
+
+    Examples
+    --------
+    >>> class Shelf:
+    ...     def put(self, book): ...
+    ...
+    ...     store = renamed(put, "store")
+    >>> Shelf().store(1, title=2)
+    Traceback (most recent call last):
+    TypeError: store() got an unexpected keyword argument 'title'
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    call.__qualname__ = f"{function.__qualname__.rpartition('.')[0]}.{name}"
+    call.__name__ = name
+    return cast(F, spell_out()(call))
 
 
 def _options(kind: type, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:

@@ -158,6 +158,14 @@ def test_words_of_other_libraries_are_answered_with_ours(function: Callable[...,
         (lambda _, g: g.__setitem__("n", None), TypeError, r"None is not an array; del group\['n'\] removes"),
         (lambda *_: b2array.save([1], "a.b2nd"), TypeError, "expected a URL or a path, found list"),
         (lambda *_: b2array.zeros("a.b2nd", (3,)), TypeError, r"write url='a\.b2nd'"),
+        (
+            lambda _, g: g.create_array("n", (3,), shards=3),
+            TypeError,
+            r"^create_array\(\) got .*'shards': chunks= ",
+        ),
+        (lambda _, g: g.create("n", (3,), shards=3), TypeError, r"^create\(\) got .* 'shards': chunks= says"),
+        (lambda a, _: a.resize((3,), refcheck=False), TypeError, r"leave it out, because views and other handles see"),
+        (lambda a, _: a.resize(new_shape=(3,)), TypeError, r"write shape=$"),
     ],
 )
 def test_calls_of_other_libraries_are_answered_with_ours(

@@ -27,6 +27,7 @@ from b2array.display.reading import Reading, explain
 from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
 from b2array.grid.selection import Selection, fields, select, vectorised
+from b2array.keywords import spell_out
 from b2array.printable import printable
 from b2array.store.open import open_store
 
@@ -468,7 +469,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
             self, x, region, compute=compute, return_stored=return_stored, progress=progress, scheduler=scheduler
         )
 
-    def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
+    @spell_out()
+    def resize(self, shape: SupportsIndex | Sequence[SupportsIndex], *more: SupportsIndex) -> None:
         """Change the shape of the array, in one commit. New items have the fill value.
 
         Growing rewrites only chunks with both old and new items. Shrinking rewrites no chunks.
@@ -477,6 +479,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         ----------
         shape : int or sequence of int
             The new extents in items, one for each dimension.
+        *more : int
+            The other extents, if `shape` is the first one, as in NumPy: ``a.resize(3, 2)``.
 
         Raises
         ------
@@ -493,7 +497,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         >>> a[...].tolist()
         [[7, 7], [7, 7], [7, 7]]
         """
-        wanted = extents(shape)
+        wanted = extents((operator.index(shape), *more) if more else shape)  # type: ignore[arg-type]
         for attempt in self._handle.attempts():
             with attempt as draft:
                 resize.resize(draft, wanted)

@@ -47,7 +47,7 @@ from b2array.group.new_members import NewFrame, copier_of
 from b2array.group.snapshot_list import GroupDiff
 from b2array.group.transaction import Transaction, begin, changing
 from b2array.group.tree import Names, Tree
-from b2array.keywords import nearest, refuse_calls, spell_out
+from b2array.keywords import nearest, refuse_calls, renamed, spell_out
 from b2array.printable import printable
 from b2array.store.base import attempts
 from b2array.store.open import address_of, cut, open_store
@@ -688,7 +688,7 @@ class Group(MutableMapping[str, Any]):
         name = require_free_name(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
             what = "neither" if data is None else f"both shape={shape} and data of the shape {np.shape(data)}"
-            raise TypeError(f"create() takes either a shape or data, found {what}")
+            raise TypeError(f"a new array takes either a shape or data, found {what}")
 
         def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
             """Return a draft of the array with its data or its fill value."""
@@ -706,7 +706,7 @@ class Group(MutableMapping[str, Any]):
         handle = put_member(home, self._prefix + name, ARRAY, new, overwrite=overwrite)
         return NDArray(handle)
 
-    create_array = create
+    create_array = renamed(create, "create_array")
 
     @takes(MemberKeywords)
     def require_array(

@@ -51,6 +51,20 @@ def test_every_way_of_growing_chooses_chunks(axis):
     np.testing.assert_array_equal(inserted[...], np.insert(values, [2], more, axis))
 
 
+@pytest.mark.parametrize("shape", [(4, 2), (2, 5), (0, 3), (6, 6)])
+def test_a_resize_takes_an_integer_for_each_dimension_as_numpy_does(shape):
+    values = np.arange(9).reshape(3, 3)
+    a, b = b2array.asarray(values, chunks=2), b2array.asarray(values, chunks=2)
+    a.resize(*shape)
+    b.resize(shape)
+    assert a.shape == shape
+    np.testing.assert_array_equal(a[...], b[...])
+    with pytest.raises(ValueError, match="must have 2 dimensions, not 3"):
+        a.resize(1, 2, 3)
+    with pytest.raises(TypeError):
+        a.resize(shape, 4)
+
+
 def test_growing_keeps_fill_values_and_values_that_were_rounded():
     filled = b2array.full((2, 3), np.nan)
     filled.resize((40, 3))
