@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,26 @@ def test_what_is_no_list_of_arrow_is_refused(group: b2array.Group) -> None:
         Rows.create(group, pa.array([[1], None]))
     with pytest.raises(TypeError, match="expected lists of items, one for each row, found int64"):
         Rows.create(group, pa.array([1, 2]))
+    points = pa.list_(pa.list_(pa.float64(), 2))
+    for values in (pa.array([[[1], [2, 3]], []]), pa.array([[[1.0, 2.0]], []], points)):
+        message = rf"expected lists of numbers or text, found {re.escape(str(values.type))}: pass points and other"
+        with pytest.raises(TypeError, match=message):
+            Rows.create(group, values)
+    with pytest.raises(TypeError, match=r"found list<item: struct<a: int64>>: store each field as rows in a group"):
+        Rows.create(group, pa.array([[{"a": 1}]]))
+    with pytest.raises(TypeError, match=r"found list<item: int64>: b2array.Rows.create\(group, x\) stores rows"):
+        b2array.asarray(pa.array([[1], [2, 3]]))
+    with pytest.raises(TypeError, match=r"found struct<a: int64>: store each field as an array of a group"):
+        b2array.asarray(pa.array([{"a": 1}]))
     assert list(group) == []
+    # What the errors advise.
+    values = pa.array([[[1.0, 2.0]], []], points)
+    rows = Rows.create(group.require_group("points"), [row.as_py() for row in values], item_shape=(2,))
+    assert [row.tolist() for row in rows] == values.to_pylist()
+    nested = pa.array([[[1], [2, 3]], []])
+    inner = Rows.create(group.require_group("inner"), nested.flatten())
+    outer = Rows.create(group.require_group("outer"), [[0, 1], []])
+    assert [[inner[n].tolist() for n in numbers] for numbers in outer] == nested.to_pylist()
 
 
 # Awkward Array and Polars.
@@ -144,6 +164,14 @@ def test_rows_of_awkward_come_back(group: b2array.Group) -> None:
     assert words.values.dtype == np.dtypes.StringDType()
     with pytest.raises(TypeError, match=r"expected lists of items, one for each row, found 2 \* int64"):
         Rows.create(group, ak.Array([1, 2]))
+    with pytest.raises(ValueError, match=r"found 2 \* var \* var \* int64: pass points and other items of one shape"):
+        Rows.create(group, ak.Array([[[1, 2], [3]], []]))
+    for missing in ([[1, None], []], [[1], None]):
+        with pytest.raises(ValueError, match=r"found 2 \* .*: replace what is missing, as awkward.fill_none does"):
+            Rows.create(group, ak.Array(missing))
+    with pytest.raises(ValueError, match="not regular") as caught:
+        b2array.asarray(values)
+    assert "b2array.Rows.create(group, x) stores rows of different lengths" in caught.value.__notes__[-1]
 
 
 def test_text_of_awkward_comes_back() -> None:

@@ -31,7 +31,7 @@ from b2array.array.drafts import (
     put,
     require_dtype,
 )
-from b2array.array.unstorable import refuse_objects
+from b2array.array.unstorable import explain_ragged, refuse_objects
 from b2array.array.wide_text import is_wide, warn_of_stored_waste, warn_of_waste
 from b2array.codec import codecs
 from b2array.codec.cparams import CParams, resolve_cparams
@@ -419,7 +419,11 @@ def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOp
         kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
         require_same_order(x.dtype, kind)
         return from_computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
-    values = as_items(x, dtype)
+    try:
+        values = as_items(x, dtype)
+    except ValueError as error:
+        explain_ragged(x, error)
+        raise
     warn_of_waste(values, values.shape, values.dtype)
     draft = new_draft(url, values.shape, values.dtype, options, average_text(values))
     with aborting(draft):

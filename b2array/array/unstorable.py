@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["advise", "refuse_objects"]
+__all__ = ["advise", "explain_ragged", "refuse_objects"]
 
 _INSTEAD = {
     "CategoricalDtype": (
@@ -20,6 +20,7 @@ _INSTEAD = {
     "IntervalDtype": "store {index}.left and .right, or .mid alone",
     "PeriodDtype": "store {index}.to_timestamp()",
 }
+_ROWS = "b2array.Rows.create(group, x) stores rows of different lengths"
 _TABLES = {
     "DataFrame": "store to_records(index=False), with column_dtypes= for text, or each column as an array of a group",
     "MultiIndex": "store each level, get_level_values(n), as an array",
@@ -40,8 +41,15 @@ def advise(dtype: object, values: str, index: str) -> str:
     return hint.format(values=values, index=index)
 
 
+def explain_ragged(x: object, error: ValueError) -> None:
+    """Add to an error of NumPy or Awkward Array what to do with rows of different lengths."""
+    library, _, _ = type(x).__module__.partition(".")
+    if library == "awkward" or "inhomogeneous" in str(error):
+        error.add_note(f"{_ROWS}, and awkward.fill_none replaces missing items" if library == "awkward" else _ROWS)
+
+
 def refuse_objects(x: object, values: npt.NDArray[Any]) -> None:
-    """Raise an error for pandas objects, or times with time zones, that NumPy converts to an array of objects.
+    """Raise an error for pandas objects, lists, or times with time zones, that NumPy converts to an array of objects.
 
     Parameters
     ----------
@@ -60,5 +68,15 @@ def refuse_objects(x: object, values: npt.NDArray[Any]) -> None:
         advice = advise(dtype, "x", "pandas.Index(x)")
         raise TypeError(f"items of pandas type {dtype} cannot be stored: {advice}")
     first = next(values.flat, None)
+    if isinstance(first, np.ndarray | list):
+        raise TypeError(
+            f"items that are lists cannot be stored in one array, found {getattr(x, 'type', name)}: {_ROWS},"
+            " numpy.stack makes one array of lists of one length"
+        )
+    if isinstance(first, dict):
+        raise TypeError(
+            f"items with fields cannot be stored as objects, found {getattr(x, 'type', name)}: store each field as an"
+            " array of a group"
+        )
     if getattr(first, "tzinfo", None) is not None:
         raise TypeError(f"times with a time zone cannot be stored, found {first!r:.80}: store them in UTC, without it")

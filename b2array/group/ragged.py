@@ -263,16 +263,36 @@ def _flattened(rows: Any) -> tuple[list[Array], list[int]] | None:
     if library == "awkward":
         _require_lists(rows.ndim > 1, rows.type)
         awkward = import_module(library)
-        items, counts = awkward.flatten(rows, axis=1), awkward.num(rows, axis=1)
-        return [as_items(items, None)], np.asarray(counts).tolist()
+        try:
+            items, counts = awkward.flatten(rows, axis=1), np.asarray(awkward.num(rows, axis=1))
+            return [as_items(items, None)], counts.tolist()
+        except ValueError as error:
+            is_missing = any(mark in str(rows.type) for mark in ("?", "option["))
+            advice = _MISSING if is_missing else _NESTED
+            raise ValueError(f"expected lists of numbers or text, found {rows.type}: {advice}") from error
     if library == "pyarrow":
         parts = getattr(rows, "chunks", [rows])
-        _require_lists(all(hasattr(part, "value_lengths") for part in parts), getattr(rows, "type", "a table"))
+        kind = getattr(rows, "type", "a table")
+        inner: Any = getattr(kind, "value_type", None)
+        _require_lists(inner is not None and all(hasattr(part, "value_lengths") for part in parts), kind)
+        if inner.num_fields:
+            has_fields = str(inner).startswith(("struct", "map", "sparse_union", "dense_union"))
+            advice = _FIELDS if has_fields else _NESTED
+            raise TypeError(f"expected lists of numbers or text, found {kind}: {advice}")
         if rows.null_count:
             raise ValueError(f"expected rows, found {rows.null_count} missing ones: replace them by empty rows")
         lengths = [length for part in parts for length in part.value_lengths().tolist()]
         return [as_items(part.flatten(), None) for part in parts], lengths
     return None
+
+
+_NESTED = (
+    "pass points and other items of one shape as NumPy arrays, with item_shape=, and store lists in lists as two groups"
+    " of rows: the inner lists, and the numbers of them"
+)
+_FIELDS = "store each field as rows in a group"
+_MISSING = "replace what is missing, as awkward.fill_none does"
+"""What to do about rows of other items than numbers or text."""
 
 
 def _require_lists(are_lists: bool, kind: object) -> None:
@@ -285,10 +305,18 @@ def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[in
     collected, kinds, lengths = [], [], []
     is_sized = dtype is not None and dtypes.has_size(dtype)
     for row in rows:
-        array = as_items(row, None if is_sized else dtype)
+        try:
+            array = as_items(row, None if is_sized else dtype)
+        except ValueError as error:
+            if "inhomogeneous" not in str(error):
+                raise
+            raise ValueError(
+                f"expected rows of items of shape {item_shape}, found lists of different lengths in a row: {_NESTED}"
+            ) from error
         # An empty list says nothing about shape and type.
         if array.shape != (0,) and (array.shape[1:] != item_shape or not array.ndim):
-            raise ValueError(f"expected rows of items of shape {item_shape}, found a row of shape {array.shape}")
+            hint = f"; Rows.create makes rows of such items with item_shape={array.shape[1:]}" if array.ndim > 1 else ""
+            raise ValueError(f"expected rows of items of shape {item_shape}, found a row of shape {array.shape}{hint}")
         lengths.append(len(array))
         if array.size:
             collected.append(row)

@@ -44,6 +44,26 @@ PANDAS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
 }
 
 
+ROWS = np.empty(2, object)
+ROWS[:] = [np.arange(2), np.arange(3)]
+
+
+@pytest.mark.parametrize("rows", [ROWS, pd.Series([[1], [2, 3]]), pd.Series(ROWS)])
+def test_rows_of_different_lengths_are_for_another_function(rows: Any) -> None:
+    with pytest.raises(TypeError, match=r"items that are lists .* b2array\.Rows\.create\(group, x\) stores rows"):
+        b2array.asarray(rows)
+    group = b2array.open_group("memory://unstorable-rows.b2d", "w")
+    assert [row.tolist() for row in b2array.Rows.create(group, rows)] == [list(row) for row in rows]
+
+
+def test_a_list_of_lists_of_different_lengths_is_an_error_of_numpy_with_advice() -> None:
+    with pytest.raises(ValueError, match="inhomogeneous shape") as caught:
+        b2array.asarray([[1], [2, 3]])
+    assert caught.value.__notes__ == ["b2array.Rows.create(group, x) stores rows of different lengths"]
+    with pytest.raises(TypeError, match="items with fields cannot be stored as objects, found Series: store each"):
+        b2array.asarray(pd.Series([{"a": 1}]))
+
+
 @pytest.mark.parametrize("kind", PANDAS)
 def test_the_error_says_what_can_be_stored(kind: str) -> None:
     values, storable, message = PANDAS[kind]
