@@ -13,6 +13,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -83,9 +84,19 @@ def packages() -> list[str]:
     return ["ground", *sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))]
 
 
+@lru_cache(maxsize=1)
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
+@lru_cache(maxsize=1)
+def tokens_of(source: str) -> tuple[tokenize.TokenInfo, ...]:
+    return tuple(tokenize.generate_tokens(io.StringIO(source).readline))
+
+
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
     """Yield every string that stands alone: docstrings, and descriptions of fields."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 
@@ -94,7 +105,7 @@ def comments(source: str) -> str:
     """Return the comments of `source`; those on neighbouring lines are one paragraph."""
     paragraphs: list[str] = []
     last = -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokens_of(source):
         if token.type == tokenize.COMMENT:
             separator = " " if token.start[0] == last + 1 else "\n\n"
             paragraphs.append(separator + token.string.lstrip("# "))
@@ -120,7 +131,7 @@ def code(source: str, tree: ast.Module) -> tuple[int, int]:
     """Return the number of tokens of `source`, and of the lines that they are on, without docstrings."""
     documentation = {(text.lineno, text.col_offset) for text in docstrings(tree)}
     tokens, lines, depth = 0, set(), 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokens_of(source):
         inside = depth > 0
         depth += (token.type == _FSTRING_START) - (token.type == _FSTRING_END)
         if inside or token.type in NO_CODE or token.start in documentation:
@@ -138,20 +149,22 @@ def is_table(statement: ast.stmt) -> bool:
 
 
 def skips(source: str, tree: ast.Module) -> int:
-    tables = {
-        node.end_lineno for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign) and is_table(node)
-    }
     lines = source.splitlines()
     skipped = [number for number, line in enumerate(lines, 1) if re.search(r"# fmt: (?:skip|off)", line)]
+    if not skipped:
+        return 0
+    statements = [node for node in nodes(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    tables = {node.end_lineno for node in statements if is_table(node)}
     return len([number for number in skipped if number not in tables])
 
 
 def bound(tree: ast.Module) -> int:
-    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    names += [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    names = [node.id for node in nodes(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    names += [node.arg for node in nodes(tree) if isinstance(node, ast.arg)]
     return len([name for name in names if name in LOCALS])
 
 
+@cache
 def count(package: str) -> tuple[Counts, list[str]]:
     dialect: list[str] = []
     tokens = lines = skipped = locals_ = 0
@@ -172,6 +185,7 @@ def pages() -> list[Path]:
     return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.rst")]
 
 
+@cache
 def in_docs() -> list[str]:
     listed = []
     for page in pages():

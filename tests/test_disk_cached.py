@@ -20,7 +20,7 @@ import pytest
 from servers import RangeServer
 
 import b2array
-from b2array import config
+from b2array import __main__, config
 from b2array.errors import ChecksumError
 
 SHAPE, CHUNKS, BLOCKS = (120, 130, 64), (30, 60, 64), (10, 15, 32)
@@ -583,7 +583,7 @@ def test_explain_says_how_much_is_in_the_cache(http, tmp_path) -> None:
     assert (len(http.requests), http.nbytes_asked) == (part.requests, part.nbytes)
 
 
-def test_info_and_the_program_name_the_cache(http, tmp_path, directory) -> None:
+def test_info_and_the_program_name_the_cache(http, tmp_path, directory, capsys) -> None:
     x = values()
     make(tmp_path / "a.b2nd", x)
     publish(http, tmp_path / "a.b2nd")
@@ -611,19 +611,28 @@ def test_info_and_the_program_name_the_cache(http, tmp_path, directory) -> None:
     program("cat", http.url_of("a.b2nd"), "[0, 0, :3]")
     program("cat", http.url_of("a.b2nd"), "[0, 0, :3]")
     about = json.loads(program("cache", "--json"))
+
+    def program_in_this_process(*arguments: str) -> str:
+        capsys.readouterr()
+        assert __main__.main(arguments) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(program_in_this_process("cache", "--json")) == about
     assert about["directory"] == str(directory)
     assert about["nbytes"] > 0
     assert about["hits"] >= 1
     assert about["hit_nbytes"] > 1000
-    assert re.search(r"hits +: \d+ of \d+ reads", program("cache"))
-    assert json.loads(program("cache", "--clear", "--json")) == {
+    assert re.search(r"hits +: \d+ of \d+ reads", program_in_this_process("cache"))
+    assert json.loads(program_in_this_process("cache", "--clear", "--json")) == {
         **dict.fromkeys(about, 0),
         "directory": str(directory),
         "limit": 10 * 2**30,
     }
     assert files(directory) == []
     for name in ("a.b2nd", "g.b2d"):
-        assert re.search(f"disk cache *: {re.escape(str(directory))}", program("info", http.url_of(name)))
+        assert re.search(
+            f"disk cache *: {re.escape(str(directory))}", program_in_this_process("info", http.url_of(name))
+        )
 
 
 def test_verify_looks_at_the_server(http, tmp_path) -> None:

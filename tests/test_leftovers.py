@@ -18,7 +18,13 @@ def test_a_run_whose_tests_leave_files_fails_and_names_them(tmp_path: Path, left
     (tmp_path / "inner" / "there").mkdir(parents=True)
     test = f"def test_it():\n    for name in {[left] if left else []}:\n        open(name, 'w').close()\n"
     (tmp_path / "inner" / "there" / "test_it.py").write_text(test)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        # What other packages add to pytest takes seconds to import, and the style of the package is not asked for.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "B2ARRAY_STYLE": "",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr

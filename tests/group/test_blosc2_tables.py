@@ -65,9 +65,9 @@ def write_table(url: Path, columns: tuple[str, ...] = tuple(SPECS), nrows: int =
     fields = [(name, SPECS[name][0], blosc2.field(SPECS[name][1], default=None)) for name in columns]
     fields = [(name, kind, blosc2.field(SPECS[name][1])) for name, kind, _ in fields]
     table = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(url), mode="w", **more)
-    for n in range(nrows):
-        table.append(tuple(item(name, n) for name in columns))
     if nrows:
+        # One row after the other gives the same files, in ten times the time.
+        table.extend([tuple(item(name, n) for name in columns) for n in range(nrows)])
         table.delete([n for n in DELETED if n < nrows])
     table.close()
 
@@ -141,8 +141,7 @@ def test_columns_have_any_names_that_python_blosc2_accepts(kind: str, tmp_path: 
     columns = [f"k{n}" for n in range(len(NAMES))]
     fields = [(name, SPECS[kind][0], blosc2.field(SPECS[kind][1])) for name in columns]
     theirs = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(tmp_path / "t.b2d"), mode="w")
-    for n in range(20):
-        theirs.append(tuple(item(kind, n + i) for i in range(len(NAMES))))
+    theirs.extend([tuple(item(kind, n + i) for i in range(len(NAMES))) for n in range(20)])
     theirs.close()
     rename_columns(tmp_path / "t.b2d", dict(zip(columns, NAMES, strict=True)))
     ours = b2array.open(tmp_path / "t.b2d")
@@ -159,8 +158,7 @@ def test_columns_have_any_names_that_python_blosc2_accepts(kind: str, tmp_path: 
 def test_an_index_may_have_a_name_that_no_member_can_have(tmp_path: Path) -> None:
     fields = [("k", int, blosc2.field(blosc2.int64()))]
     theirs = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(tmp_path / "t.b2d"), mode="w")
-    for n in range(100):
-        theirs.append((n,))
+    theirs.extend([(n,) for n in range(100)])
     theirs.rename_column("k", r"a\.b")
     theirs.close()
     assert (tmp_path / "t.b2d" / "_indexes" / r"a\.b").is_dir()

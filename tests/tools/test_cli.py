@@ -907,6 +907,7 @@ def test_copy_and_convert_take_the_same_options_of_compression(run: Run) -> None
     assert not any("cparams" in text for text in helps)
 
 
+@pytest.mark.usefixtures("_measured_once")
 def test_tables_fit_a_screen_of_eighty_columns(run: Run) -> None:
     rng = np.random.default_rng(0)
     b2array.asarray(rng.normal(size=(200, 300, 40)), url="waves.b2nd").close()
