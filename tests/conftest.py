@@ -9,7 +9,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -59,6 +59,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--power-seed", type=int, default=1, help="which ones")
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """Let `-n auto` start half as many processes more as there are cores: tests often wait for servers and programs."""
+    number = yield
+    return number if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else number + max(1, number // 2)
+
+
 def pytest_configure() -> None:
     """Wait for the disk only in the tests that are about it."""
     b2array.config.durable = "off"
@@ -100,7 +107,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.ensure_newline()
         reporter.write_line(f"ERROR: tests or examples have left files in the checkout: {left}", red=True)
-    if reporter is not None and (_STYLE == "strict" or _is_whole(session.config)):
+    if reporter is not None and _is_whole(session.config):
         slips = session.config.stash[SLIPS] = style.slips()
         if slips and _STYLE == "strict":
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -176,6 +183,30 @@ def _leave_two_clouds(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def _pairs(item: pytest.Function) -> set[frozenset[tuple[str, int]]]:
+    """Name each value of a test's parameters, and each two that are tried together."""
+    values = _values(item)
+    return {frozenset(few) for n in (1, 2) for few in itertools.combinations(values, n)}
+
+
+def _beyond_pairs(items: list[pytest.Function]) -> list[pytest.Function]:
+    """Return the slow combinations of one test's parameters without which each two values still come together."""
+    slow = {item: _pairs(item) for item in items if item.get_closest_marker("slow")}
+    unseen = set().union(*slow.values()) - set().union(*(_pairs(item) for item in items if item not in slow))
+    for wanted in range(max(map(len, slow.values()), default=0), 0, -1):
+        for item in [item for item, pairs in slow.items() if len(pairs & unseen) >= wanted]:
+            if len(slow[item] & unseen) >= wanted:
+                unseen -= slow.pop(item)
+    return [*slow]
+
+
+def _with_a_longer_run(items: list[pytest.Function]) -> list[pytest.Function]:
+    """Return the slow items of one test whose parameter "short" stands beside a "long" one with the same others."""
+    names = {item.name for item in items}
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    return [item for item in slow if "short" in item.name and re.sub(r"\bshort\b", "long", item.name) in names]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
@@ -184,10 +215,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):
             continue
         by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
     for same in by_function.values():
         _leave_two_clouds(same)
-        if same[0].get_closest_marker("crossed"):
-            _leave_each_value(same)
+        _leave_each_value(same)
+        left_out.update(_with_a_longer_run(same))
+        if same[0].get_closest_marker("crossed") and not _is_long():
+            left_out.update(_beyond_pairs([item for item in same if item not in left_out]))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     if _is_long():
         for item in filter(_is_random, items):
             item.add_marker(pytest.mark.slow)

@@ -21,9 +21,8 @@ def test_a_run_whose_tests_leave_files_fails_and_names_them(tmp_path: Path, left
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-        # What other packages add to pytest takes seconds to import, and the style of the package is not asked for.
+        # What other packages add to pytest takes seconds to import.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "B2ARRAY_STYLE": "",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
