@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 from b2array import config
 from b2array.catalog.manifest import MANIFEST, Manifest
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, prefix_error
-from b2array.store.base import MISSING, HiddenError, Store, Version
+from b2array.store.base import MISSING, HiddenError, Store, Version, stale_reader
 
-__all__ = ["KnownManifest", "another_group", "read_manifest", "remember_manifest"]
+__all__ = ["InnerManifests", "KnownManifest", "another_group", "read_manifest", "remember_manifest"]
 
 _SHORT = 2**16
 """This process remembers manifests of at most this many bytes by their content."""
@@ -160,3 +160,34 @@ class KnownManifest:
         self.is_copy = False
         if is_written:
             self.written = seen
+
+
+class InnerManifests:
+    """The manifests of the groups inside another one, as a handle of the outer group shows them.
+
+    In an object store, an outer group shows members of inner groups until its first commit. All members of an inner
+    group that one handle opens belong to the manifest that it has read first, or to a later commit of one of them.
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[KnownManifest, Manifest]] = {}
+
+    def read(self, group: Store, *, cached: bool) -> tuple[KnownManifest, Manifest]:
+        """Return the manifest of an inner group that the handle shows; the first call reads it."""
+        known = KnownManifest(group)
+        shown = self._shown.get(group.url)
+        if shown is None:
+            # Threads share the manifest that one of them has read first.
+            shown = self._shown.setdefault(group.url, (known, known.read(cached=cached)[0]))
+        known, manifest = shown
+        written = known.written
+        if written is not None and written[0].number > manifest.number:
+            # A member that the handle has opened has committed.
+            shown = self._shown[group.url] = known, written[0]
+        return shown
+
+    def require_latest(self, group: Store) -> None:
+        """Raise ConflictError if another writer has committed to an inner group since the handle has shown it."""
+        shown = self._shown.get(group.url)
+        if shown is not None and read_manifest(group)[0] != shown[1]:
+            raise stale_reader(group.url)

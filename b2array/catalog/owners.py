@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from b2array.catalog.known_manifests import KnownManifest
+from b2array.catalog.known_manifests import InnerManifests, KnownManifest
 from b2array.catalog.manifest import Manifest, Row, data_path, index_name, is_index_name
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.frame.kept_states import load_kept_state
@@ -196,11 +196,18 @@ def find_frame(store: Store) -> Revision | None:
 # Members of groups in object stores.
 
 
-def _follow_group(published: Revision, *, bare: bool, cached: bool = False) -> Revision:
+def _follow_group(
+    published: Revision,
+    *,
+    bare: bool,
+    cached: bool = False,
+    inner: InnerManifests | None = None,
+) -> Revision:
     """Load the state that the group of a published frame lists; return a frame outside of groups unchanged.
 
-    A frame with a note of a group counts as outside if it was copied elsewhere, or if the manifest is of another group
-    or cannot be read for lack of permission. FileNotFoundError: the group does not list the member. FormatError: the
+    With `inner`, this is the manifest of the group that a handle of an outer group shows, otherwise the present one. A
+    frame with a note of a group counts as outside if it was copied elsewhere, or if the manifest is of another group or
+    cannot be read for lack of permission. FileNotFoundError: the group does not list the member. FormatError: the
     listed revision is missing.
     """
     noted = published.state.annotations.group_commit
@@ -210,9 +217,8 @@ def _follow_group(published: Revision, *, bare: bool, cached: bool = False) -> R
     if store_of is None:
         # The frame was copied to another path.
         return published
-    known = KnownManifest(store_of(""))
     try:
-        manifest, _ = known.read(cached=cached)
+        known, manifest = (inner or InnerManifests()).read(store_of(""), cached=cached)
     except PermissionError:
         # Without permission to list, a server gives the same answer for a missing object.
         return published
@@ -239,6 +245,7 @@ def load_member(
     last: Revision | None = None,
     for_writing: bool = False,
     cached: bool = False,
+    inner: InnerManifests | None = None,
 ) -> Revision:
     """Load the state of a member that a manifest lists.
 
@@ -257,6 +264,8 @@ def load_member(
         Whether to read the published index if that is the listed state, so that the next commit knows its version.
     cached : bool
         As for `read_frame`.
+    inner : InnerManifests, optional
+        The manifests of inner groups that the caller's handle shows, for a group that has not committed yet.
 
     Raises
     ------
@@ -264,6 +273,8 @@ def load_member(
         The manifest does not list the member, or `vacuum` has removed the revision after a later commit.
     FormatError
         The revision is damaged, and so is the published copy, or it is another state.
+    ConflictError
+        The member belongs to an inner group, and the manifest of `inner` is out of date.
     """
     row = (manifest.rows or {}).get(member.name)
     if row is None:
@@ -289,16 +300,27 @@ def load_member(
         return load_revision(member, row, cached=cached)
     if row.generation not in ("", published.generation):
         return load_revision(member, row, cached=cached)
-    listed = None if row.generation else _follow_mount(published, row, cached=cached)
+    listed = None if row.generation else _follow_mount(published, row, inner or InnerManifests(), cached=cached)
     return listed or member.as_owner_of(published)
 
 
-def _follow_mount(published: Revision, row: Row, *, cached: bool) -> Revision | None:
+def _follow_mount(
+    published: Revision,
+    row: Row,
+    inner: InnerManifests,
+    *,
+    cached: bool,
+) -> Revision | None:
     """Load the state that an inner group lists, if the published member of a row belongs to one; otherwise None."""
     noted = published.state.annotations.group_commit
-    if noted is None or noted.path == row.path:
+    store_of = None if noted is None else published.store.around(noted.path)
+    if noted is None or noted.path == row.path or store_of is None:
         return None
-    listed = _follow_group(published, bare=False, cached=cached)
+    try:
+        listed = _follow_group(published, bare=False, cached=cached, inner=inner)
+    except (FileNotFoundError, FormatError):
+        inner.require_latest(store_of(""))
+        raise
     return listed if listed.owner.lists_revisions else None
 
 

@@ -18,7 +18,7 @@ from b2array.array.drafts import FreePlace
 from b2array.array.schunk import SChunk
 from b2array.catalog import intact
 from b2array.catalog.census import complete_manifest, rows_among
-from b2array.catalog.known_manifests import KnownManifest, another_group
+from b2array.catalog.known_manifests import InnerManifests, KnownManifest, another_group
 from b2array.catalog.ledgers import MemberState
 from b2array.catalog.manifest import ARRAY, EMBEDDED, MANIFEST, OTHER, Manifest, Row, is_embedded, name_of
 from b2array.catalog.names_of_members import Members
@@ -61,6 +61,7 @@ class ListedGroup(GroupHome):
         self.catalog = KnownManifest(self.store)
         self._address = url
         self._listing: _Listing | None = None
+        self._inner = InnerManifests()
         self._mutex = Mutex()
         self._is_pinned = False
         self._lists_own = True
@@ -80,6 +81,7 @@ class ListedGroup(GroupHome):
         group.catalog = catalog
         group._address = catalog.url
         group._listing = None
+        group._inner = InnerManifests()
         group._mutex = Mutex()
         group._records = b"", {}
         group._identity = ""
@@ -89,7 +91,7 @@ class ListedGroup(GroupHome):
 
     def __reduce__(self) -> tuple[Any, ...]:
         listing = None if self._listing is None else self._listing[:2]
-        return _restore, (self._address, self.storage_options, listing, self._identity)
+        return _restore, (self._address, self.storage_options, listing, self._identity, self._inner)
 
     def copy(self, *, pinned: bool = False) -> Self:
         """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members.
@@ -98,7 +100,7 @@ class ListedGroup(GroupHome):
         """
         copied = type(self)(self._address, self.storage_options)
         copied.catalog = self.catalog
-        copied._listing = self._state()
+        copied._listing, copied._inner = self._state(), self._inner
         copied._is_pinned = pinned
         copied._identity = self._identity
         if pinned and not self._lists_own:
@@ -231,8 +233,9 @@ class ListedGroup(GroupHome):
         return is_there
 
     def refresh(self) -> None:
-        """Forget the manifest; the next use reads it again."""
+        """Forget the manifest, and those of inner groups; the next use reads them again."""
         self._listing = None
+        self._inner = InnerManifests()
 
     def _state(self) -> _Listing:
         """Return the manifest that this handle shows, its version, and the members; read them at the first use.
@@ -424,7 +427,8 @@ class ListedGroup(GroupHome):
         If the member is missing, raise ConflictError if the list is out of date, and FormatError otherwise.
         """
         try:
-            return load_member(self.member(path), manifest, for_writing=for_writing, cached=not for_writing)
+            member = self.member(path)
+            return load_member(member, manifest, for_writing=for_writing, cached=not for_writing, inner=self._inner)
         except MISSING:
             # The member is not damaged if the caller has its path from an earlier list.
             is_listed = path in (manifest.members or {}).values()
@@ -494,10 +498,11 @@ def _restore(
     storage_options: Mapping[str, Any],
     listing: tuple[Manifest, Version | None] | None,
     identity: str,
+    inner: InnerManifests,
 ) -> ListedGroup:
     """Restore a pickled handle."""
     group = ListedGroup(address, storage_options, listing)
-    group._identity = identity
+    group._identity, group._inner = identity, inner
     return group
 
 

@@ -19,6 +19,7 @@ import fsspec
 import numpy as np
 import pytest
 from clouds import Cloud
+from operations import compare
 
 import b2array
 from b2array import config, open_group
@@ -30,6 +31,7 @@ from b2array.format import summary
 from b2array.group.local_group import LocalGroup
 from b2array.store import disk, links
 from b2array.store.local_store import LocalStore
+from b2array.store.open import open_store
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)
@@ -409,6 +411,42 @@ def test_in_an_object_store_a_group_has_one_owner_of_each_member() -> None:
     assert b2array.verify("memory://owned/inner.b2d", deep=True).ok
     assert {name: each[:].tolist() for name, each in open_group("memory://owned/inner.b2d").items()} == before
     assert before["x"] == [7, 8, 2, 3, 4, 5]
+
+
+@LAYOUTS
+def test_an_outer_group_in_an_object_store_shows_one_commit_of_the_group_inside_it(
+    layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://shows-one-commit-{layout}.b2d"
+    compare(type(open_store(url)), monkeypatch)
+    inner = open_group(f"{url}/inner", "w")
+    for name in "xyz":
+        inner.create(name, data=np.zeros(4), chunks=(2,), layout=layout)
+    outer, late, other = (open_group(url, "a") for _ in range(3))
+    assert (outer["inner/x"][0], late["inner/x"][0], other["inner/x"][0]) == (0, 0, 0)
+    with inner.transaction() as changes:
+        changes["x"][0] = changes["y"][0] = 1
+        changes["new"] = [1]
+        del changes["z"]
+    copy = pickle.loads(pickle.dumps(outer))
+    assert (outer["inner/y"][0], copy["inner/y"][0]) == (0, 0)  # as it was when the handle has shown "x"
+    with pytest.raises(ConflictError, match=r"changed since it was opened; call refresh\(\)"):
+        outer["inner/z"]
+    with pytest.raises(KeyError, match=r"refresh\(\) shows all of it"):
+        outer["inner/new"]
+    other["inner/x"][1] = 7  # its own commit shows those before it
+    assert [other[f"inner/{name}"][:2].tolist() for name in "xy"] == [[1, 7], [1, 0]]
+    b2array.vacuum(inner.url, grace=0)
+    with pytest.raises(ConflictError, match=r"call refresh\(\)"):
+        late["inner/y"]
+    for again in (outer, copy, late):
+        again.refresh()
+        assert [each[0] for each in (again["inner/x"], again["inner/y"], again["inner/new"])] == [1, 1, 1]
+        assert "inner/z" not in again
+    inner.refresh()
+    inner["newer"] = [1]
+    with pytest.raises(ConflictError, match=r"call refresh\(\)"):
+        outer["inner/newer"]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
