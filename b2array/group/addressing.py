@@ -436,10 +436,12 @@ def _snapshots_around(
     return open_group(place.group, storage_options=options).snapshots
 
 
-def _open_part_at(place: Place, storage_options: Storage, at: str) -> Any:
-    """Open a member at a snapshot of its group, or at a snapshot of the member itself.
+def _open_in_group_at(place: Place, storage_options: Storage, at: str) -> Any:
+    """Open a member, or a group inside another one, as it was at a snapshot.
 
-    Raises KeyError if neither has a snapshot of this name, and FileNotFoundError if there is no such member or group.
+    A snapshot of the outer group comes first. If there is none of this name, or if it does not have the member, open
+    the member's own snapshot. Raises KeyError if neither exists, and FileNotFoundError if there is no such member or
+    group.
     """
     missing: KeyError | None = None
     try:
@@ -550,7 +552,7 @@ def _open_in_group(
     if place.name and mode != "r" and is_changeable_archive(place.group, storage_options or {}):
         raise make_archive_error(place)
     if at is not None and place.name:
-        return _open_part_at(place, storage_options, at)
+        return _open_in_group_at(place, storage_options, at)
     group = open_group(place.group, mode, follow=follow, at=at, storage_options=storage_options)
     # A zip archive without members is probably the file of another program.
     if foreign and not len(group) and not group.url.endswith(".b2z"):

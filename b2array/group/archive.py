@@ -309,6 +309,9 @@ class _ArchiveFile(io.RawIOBase):
         return _read(self._store, Span("", start, stop), self._stamp)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position, like a file, and return it; a position before the beginning becomes 0."""
+        # In a short file, zipfile looks for the end of the directory before the beginning. It then finds other bytes at
+        # 0, and says that the file is no archive.
         origins = 0, self._at, self._stamp.size
         self._at = max(0, offset + origins[whence])
         return self._at

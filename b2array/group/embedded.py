@@ -116,13 +116,13 @@ class EmbeddedStore(MemoryStore):
         self.url = url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_store, (self.url, self.__getstate__())
+        return _unpickle_embedded_store, (self.url, self.__getstate__())
 
 
-def _rebuild_store(url: str, objects: Any) -> EmbeddedStore:
-    """Return the store that a pickle describes."""
+def _unpickle_embedded_store(url: str, state: Any) -> EmbeddedStore:
+    """Make an `EmbeddedStore` from its pickle. `state` is what its `__getstate__` returned: its only object."""
     store = EmbeddedStore(url, b"")
-    store.__setstate__(objects)
+    store.__setstate__(state)
     return store
 
 

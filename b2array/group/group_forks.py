@@ -52,7 +52,8 @@ class Changes(ABC):
     def __init__(self, view: GroupHome) -> None:
         self.view = view
         self._mutex = Mutex()
-        self._fork_id = b""
+        # The identity of these changes, as forks know it; empty before the first fork.
+        self._id_for_forks = b""
         self._roster = Roster()
 
     @property
@@ -140,10 +141,10 @@ class Changes(ABC):
         points = dict(zip(paths, self._prepare_forks(paths), strict=True))
         # Several threads may make the first fork; all forks must have the same transaction identity.
         with self._mutex.held:
-            self._fork_id = self._fork_id or os.urandom(16)
+            self._id_for_forks = self._id_for_forks or os.urandom(16)
             name = os.urandom(16)
             self._roster.created.add(name)
-        return GroupFork(_Origin(self._fork_id, self.view, members, points), name)
+        return GroupFork(_Origin(self._id_for_forks, self.view, members, points), name)
 
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
         """Begin drafts of members, encode their open chunks, and return the point from which each fork starts."""
@@ -155,7 +156,7 @@ class Changes(ABC):
         Members that the forks have read count as read here. Raises TypeError for anything but forks, and ValueError for
         a fork that was merged before, or that is merged into itself.
         """
-        forks = [_accept(self, worker) for worker in workers]
+        forks = [_check_mergeable(self, worker) for worker in workers]
         news = _choose_new(self, forks)
         # Check all changes before taking over any: a half-merged transaction would be useless.
         with ExitStack() as locks:
@@ -174,7 +175,7 @@ class Changes(ABC):
 
     def _is_related(self, fork: GroupFork) -> bool:
         """Return whether a fork was made from these changes, and can be merged into them."""
-        return fork.transaction == self._fork_id
+        return fork.transaction == self._id_for_forks
 
 
 def _is_mounted(view: GroupHome, path: str) -> bool:
@@ -203,8 +204,8 @@ class NewMember(NamedTuple):
     handle: Fork
 
 
-def _accept(changes: Changes, worker: object) -> GroupFork:
-    """Return `worker` as a fork that can be merged into the changes. Raises the errors of `Group.merge`."""
+def _check_mergeable(changes: Changes, worker: object) -> GroupFork:
+    """Return `worker` as a fork; raise unless it can be merged into `changes`. The errors are as for `Group.merge`."""
     if not isinstance(worker, GroupFork):
         raise TypeError("merge() takes forks of this group")
     worker.require_open()
@@ -425,7 +426,7 @@ class GroupFork(Changes):
 
     def _is_related(self, fork: GroupFork) -> bool:
         """Return whether another fork can be merged into this one: it is a fork of this one, or a sibling."""
-        return fork.transaction in (self._fork_id, self.transaction)
+        return fork.transaction in (self._id_for_forks, self.transaction)
 
     @property
     def storage_options(self) -> dict[str, Any]:

@@ -220,9 +220,12 @@ class SnapshotHome:
     def state_of(self, path: str, *, deep: bool = False, cached: bool = False) -> Revision:
         """Load the state of a member at the snapshot. Raises the errors of `open`.
 
-        If the state is not in the expected place, this reads the manifest again, and looks once more. With `deep`, also
-        check that the chunks are in the places in the index, for callers that rely on it. With `cached`, the index may
-        come from the cache on disk.
+        If the state is not where the manifest says, this reads the manifest again, and looks once more: another
+        transaction may have deleted the member, and copied the state to a retired frame. In a local group, a
+        `SnapshotMember` then owns the revision, and finds the state again if a writer replaces the file.
+
+        If other software has changed the member's file, this checks that the chunks of the state are intact; with
+        `deep`, it compares the whole of each chunk. With `cached`, the index may come from the cache on disk.
         """
         for is_last in (False, True):
             try:

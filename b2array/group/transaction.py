@@ -106,7 +106,7 @@ class Transaction(Changes):
             self._members.add(name, path)
 
     def _require_open(self) -> None:
-        """Raise ConflictError if the transaction has ended, or if this process is a fork of its process.
+        """Raise ConflictError if the transaction has ended, or if `os.fork` has made this process since it began.
 
         RuntimeError: the interpreter is ending.
         """
@@ -214,7 +214,7 @@ class Transaction(Changes):
         handle = Handle(Revision(draft.store, draft.state, 0, None, "", ALONE), "r+")
         handle.enter(draft)
         self._handles[path], change.members[path] = handle, member
-        if self._fork_id and not draft.destination.aside:
+        if self._id_for_forks and not draft.destination.aside:
             # With forks, the transaction may last long, and `vacuum` then spares only files that a journal names.
             make_fork_point(draft)
         self._update_members(added={name: path})
@@ -258,7 +258,10 @@ class Transaction(Changes):
         self._update_members(removed=members)
 
     def put_back(self, members: Mapping[str, str]) -> None:
-        """Undo `remove` for members that the transaction had not changed before, given as paths by name."""
+        """Undo `remove` for members that the transaction had not changed before, given as paths by name.
+
+        `remove` was called without `states`.
+        """
         for name, path in members.items():
             self.change.removed.pop(name, None)
             self.change.unadopted.pop(path, None)
@@ -280,11 +283,11 @@ class Transaction(Changes):
     # The end.
 
     def abort(self) -> None:
-        """Give up all changes, and end the transaction.
+        """Give up all changes, and end the transaction. Also removes the copies of states made for snapshots.
 
-        In a forked process, and while the interpreter ends, the files of the changes remain.
-
-        If nobody knows whether the commit has happened, all files remain as well.
+        Handles of new members raise errors from now on; other handles show the committed state again. In a process
+        made by `os.fork`, while the interpreter ends, or if nobody knows whether the commit has happened, all files
+        remain.
         """
         self._ended = True
         if threads.is_ending():
@@ -301,6 +304,7 @@ class Transaction(Changes):
     def commit(self) -> None:
         """Make all changes visible at once, or none, and end the transaction. Warns of forks that were never merged.
 
+        First prepare the members for new snapshots, which may rewrite some, and update python-blosc2's list of tables.
         Raises ConflictError if another writer has changed a member or a snapshot on which they depend. After an error,
         the transaction is aborted, unless the commit has already happened, and the group lists its members again.
         """
@@ -377,8 +381,9 @@ def begin(
 ) -> Transaction:
     """Begin a transaction, after completing the commit of a writer that was killed.
 
-    The transaction starts by deleting the members whose names begin with `replacing`. `GroupChange` describes
-    `explicit`; an explicit transaction first lists the members again, in the handle `home` as well.
+    If the group was copied from an object store, this first makes it a local group. The transaction starts by deleting
+    the members whose names begin with `replacing`. `GroupChange` describes `explicit`; an explicit transaction first
+    lists the members again, in the handle `home` as well.
     """
     if explicit:  # other callers have just read the list of members
         home.refresh()
@@ -391,13 +396,16 @@ def begin(
 
 
 def changing(home: GroupHome | Changes) -> AbstractContextManager[Changes]:
-    """Return a block that changes members: in the transaction under way, or in a new one, which it then commits."""
+    """Return a block that changes members: in the transaction under way, or in a new one, as `committing` does."""
     return nullcontext(home) if isinstance(home, Changes) else committing(home)
 
 
 @contextmanager
 def committing(home: GroupHome) -> Iterator[Transaction]:
-    """Begin a transaction for the block, and commit it at the end; abort it if the block raises."""
+    """Begin a transaction for the block, and commit it at the end; abort it if the block raises.
+
+    The transaction is not explicit: the commit is not refused because of members that were only read.
+    """
     with _explaining_lengths(home):
         changes = begin(home, explicit=False)
         try:

@@ -172,11 +172,16 @@ class Unpacked(LocalGroup):
         lock.close()
 
     def _pack(self, path: Path) -> None:
-        """Write all files into an archive, uncompressed, so that readers can read them in place."""
+        """Write the members into an archive, uncompressed, so that readers can read them in place.
+
+        Files for which `is_content` is false are left out: the manifest, locks and unfinished files. A sparse member
+        becomes one contiguous file.
+        """
         files = [each for each in self.store.walk() if is_content(each)]
         ending = f"/{FRAME_NAME}"
         sparse = {each.removesuffix(ending) for each in files if each.endswith(ending)}
         alone = [each for each in files if each.rpartition("/")[0] not in sparse]
+        # Readers accept any order, and this one does not depend on the file system.
         ordered = sorted({*alone, *sparse}, key=lambda name: (name != EMBEDDED, name))
         with zipfile.ZipFile(path, "w") as archive:
             for each in ordered:
