@@ -33,7 +33,7 @@ from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.group_snapshot import SnapshotHome, dropped_meanwhile, earlier_states, find_snapshot
+from b2array.group.group_snapshot import SnapshotHome, dropped_meanwhile, find_snapshot, load_earlier_states
 from b2array.group.homes import GroupHome
 from b2array.group.listed_group import group_at
 from b2array.group.new_members import NewFrame, copier_of
@@ -251,7 +251,7 @@ def _building_in(home: GroupHome, prefix: str, settings: Options) -> Iterator[Bu
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
             handle = source.handle
-            earlier = [] if handle is None else earlier_states(snapshots, name, identity, handle.revision)
+            earlier = [] if handle is None else load_earlier_states(snapshots, name, identity, handle.revision)
             add(
                 full,
                 *_frame(source, pieces, settings, earlier),

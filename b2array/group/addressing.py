@@ -32,7 +32,7 @@ from b2array.frame.revision import Revision
 from b2array.group import embedded
 from b2array.group.archive import make_archive_error
 from b2array.group.blosc2_tables import Table, is_table
-from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
+from b2array.group.group import AnyMode, Group, check_mode, open_embed_file, open_group
 from b2array.group.homes import GroupHome
 from b2array.group.listed_group import group_at
 from b2array.group.member_making import make_member
@@ -222,7 +222,7 @@ def _open_existing(
     if offset:
         return _wrap(source, mode, follow=follow, at=name)
     if name is None and embedded.holds_members(source.frame):
-        return in_embed_file(
+        return open_embed_file(
             os.fspath(url),
             mode,
             follow=follow,
@@ -497,7 +497,7 @@ def open_listed_member(
     if not home.store.can.write and (inner.endswith(SUFFIXES) or not _is_known(home, url, storage_options)):
         return None
     name = strip_suffix(inner)
-    if not home.show_manifest() or name not in home.members():
+    if not home.look_for_manifest() or name not in home.members():
         return None
     # The URL may name the file of another frame, next to the member with the same name.
     if inner not in (name, home.members()[name]):
@@ -516,7 +516,7 @@ def _open_known_group(url: Url, storage_options: Storage, *, follow: bool) -> Gr
     home = group_at(os.fsdecode(url), storage_options or {})
     if not _is_known(home, url, storage_options):
         return None
-    return Group(home, "", "r", follow=follow) if home.show_manifest() else None
+    return Group(home, "", "r", follow=follow) if home.look_for_manifest() else None
 
 
 def _is_known(home: GroupHome, url: Url, storage_options: Storage) -> bool:

@@ -108,7 +108,7 @@ class Archive:
 
         The first use, and the first use after `refresh`, reads the list from the archive.
         """
-        return self._state()[2]
+        return self._ensure_listing()[2]
 
     def look_for(self, name: str) -> bool:  # noqa: ARG002
         """Return False: another program that changes an archive replaces it."""
@@ -129,7 +129,7 @@ class Archive:
         Raises FormatError for a damaged archive, UnsupportedError for a compressed file, and ConflictError if another
         archive replaces this one meanwhile.
         """
-        stamp, entries, _ = self._state()
+        stamp, entries, _ = self._ensure_listing()
         # Overlapping files would let a small archive unpack to any size.
         if sum(entry.nbytes for entry in entries.values()) > stamp.size:
             raise FormatError(f"{self.url}: expected separate files, found files that overlap")
@@ -170,21 +170,21 @@ class Archive:
         except _UNREADABLE as error:
             raise FormatError(f"expected a file in the archive, found other bytes ({error})") from None
 
-    def _state(self) -> tuple[Stamp, dict[str, _Entry], Members]:
+    def _ensure_listing(self) -> tuple[Stamp, dict[str, _Entry], Members]:
         """Return stamp, entries and members; read them at the first use."""
         if self._listing is None:
-            self._listing = in_one_state(self._read)
+            self._listing = in_one_state(self._read_listing)
         return self._listing
 
-    def _read(self) -> tuple[Stamp, dict[str, _Entry], Members]:
+    def _read_listing(self) -> tuple[Stamp, dict[str, _Entry], Members]:
         """Read the archive's directory and the frame of embedded members; return stamp, entries and all members."""
         stamp = self.store.stamp("")
         inner: Mapping[str, str] = {}
         with self._of_one_archive(stamp):
-            entries = prefix_errors(self.url, lambda: _entries(self.store, stamp))
+            entries = prefix_errors(self.url, lambda: _read_entries(self.store, stamp))
             prefix_errors(self.url, lambda: refuse_other_names(entries))
             if EMBEDDED in entries:
-                embedding = SChunk(self._open(EMBEDDED, stamp, entries))
+                embedding = SChunk(self._open_in_place(EMBEDDED, stamp, entries))
                 inner = embedded.members(embedding)
         return stamp, entries, Members({**inner, **members_among(entries)})
 
@@ -201,15 +201,15 @@ class Archive:
         """
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")
-        stamp, entries, _ = self._state()
+        stamp, entries, _ = self._ensure_listing()
         with self._of_one_archive(stamp):
             if not is_embedded(path):
-                return self._open(path, stamp, entries)
-            embedding = SChunk(self._open(EMBEDDED, stamp, entries))
+                return self._open_in_place(path, stamp, entries)
+            embedding = SChunk(self._open_in_place(EMBEDDED, stamp, entries))
             return embedded.open_member(embedding, path)
         raise AssertionError  # for the type checker
 
-    def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
+    def _open_in_place(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
         """Open the frame in a file of the archive, in place, through a separate store.
 
         Raises UnsupportedError for a directory and for a compressed or encrypted file, FormatError for a damaged frame,
@@ -239,7 +239,7 @@ class Archive:
         """
         # The size is not in the central directory: its extra fields differ from the fields in the local header.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
-        head = _read(self.store, span, stamp)
+        head = _read_range(self.store, span, stamp)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
         if magic != ZIP[0]:
             raise FormatError(f"{where}: expected the header of a file in the archive, found {magic!r}")
@@ -249,7 +249,7 @@ class Archive:
         return nbytes
 
 
-def _read(store: Store, span: Span, stamp: Stamp) -> memoryview:
+def _read_range(store: Store, span: Span, stamp: Stamp) -> memoryview:
     """Read a range of an archive in the state of a stamp, if possible from the cache on disk."""
     version = stamp.version
     content = None
@@ -259,7 +259,7 @@ def _read(store: Store, span: Span, stamp: Stamp) -> memoryview:
     return view
 
 
-def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
+def _read_entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
     """Read the directory of an archive, and return its files by path; FormatError for a wrong name, size or offset."""
     try:
         with zipfile.ZipFile(_ArchiveFile(store, stamp)) as archive:
@@ -306,7 +306,7 @@ class _ArchiveFile(io.RawIOBase):
 
     def _range(self, start: int, stop: int) -> memoryview:
         """Read a range of the archive, in the state of the stamp."""
-        return _read(self._store, Span("", start, stop), self._stamp)
+        return _read_range(self._store, Span("", start, stop), self._stamp)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position, like a file, and return it; a position before the beginning becomes 0."""

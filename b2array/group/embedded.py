@@ -22,10 +22,10 @@ __all__ = [
     "EMBED_SUFFIX",
     "EmbedFile",
     "holds_members",
-    "is_store",
+    "is_embed_file",
+    "list_tables",
     "lists_objects",
     "members",
-    "note_tables",
     "open_member",
     "pack_empty_frame",
     "put_back",
@@ -93,7 +93,7 @@ def holds_members(frame: Frame) -> bool:
     return frame.metalayer(_MARK) is not None
 
 
-def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
+def is_embed_file(url: str, storage_options: Mapping[str, Any]) -> bool:
     """Read the frame in a file, and return whether it is an embedding store of python-blosc2; False without a frame."""
     source = owners.find_frame(open_store(url, storage_options=storage_options))
     return source is not None and holds_members(source.frame)
@@ -167,7 +167,7 @@ def remove(schunk: SChunk, names: Collection[str]) -> None:
         schunk.vlmeta[OBJECTS] = others
     if any(name in names for name in _find_extents(schunk)):
         entries = schunk.vlmeta[EMBEDDED_NOTES][EMBEDDED_MAP]
-        _list(schunk, {key: entry for key, entry in entries.items() if key[1:] not in names})
+        _replace_map(schunk, {key: entry for key, entry in entries.items() if key[1:] not in names})
 
 
 def put_back(schunk: SChunk, names: Collection[str]) -> None:
@@ -179,10 +179,10 @@ def put_back(schunk: SChunk, names: Collection[str]) -> None:
     if any(name in names for name in _find_extents(committed)):
         before = committed.vlmeta[EMBEDDED_NOTES][EMBEDDED_MAP]
         entries = schunk.vlmeta[EMBEDDED_NOTES][EMBEDDED_MAP]
-        _list(schunk, entries | {key: entry for key, entry in before.items() if key[1:] in names})
+        _replace_map(schunk, entries | {key: entry for key, entry in before.items() if key[1:] in names})
 
 
-def _list(schunk: SChunk, entries: Mapping[str, Any]) -> None:
+def _replace_map(schunk: SChunk, entries: Mapping[str, Any]) -> None:
     """Replace the list of embedded members in the frame."""
     notes = schunk.vlmeta[EMBEDDED_NOTES]
     try:
@@ -191,7 +191,7 @@ def _list(schunk: SChunk, entries: Mapping[str, Any]) -> None:
         raise FormatError(f"{schunk.url}: expected notes of embedded members, found other notes ({error})") from None
 
 
-def note_tables(schunk: SChunk, tables: Mapping[str, bool]) -> bool:
+def list_tables(schunk: SChunk, tables: Mapping[str, bool]) -> bool:
     """List tables, given by name, in the frame if they exist, and remove the others; return whether this wrote.
 
     python-blosc2 shows the columns of a table as members unless the list has the table, or has nothing at all.

@@ -38,7 +38,7 @@ from b2array.group import embedded, snapshot_list, snapshot_writing, unpacked, w
 from b2array.group.archive import Archive
 from b2array.group.blosc2_tables import Table, is_table, refuse_parts
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
-from b2array.group.group_attributes import Attrs, writable
+from b2array.group.group_attributes import Attrs, require_writable
 from b2array.group.group_forks import Changes, GroupFork
 from b2array.group.group_snapshot import SnapshotHome, find_snapshot
 from b2array.group.homes import GroupHome, Home
@@ -172,8 +172,8 @@ def _open_group(  # noqa: PLR0911 - there are many kinds of places
     if mode != "r" and unpacked.is_changeable_archive(address, options):
         directory = unpacked.open_unpacked(address, options, mode, resume=resume)
         return Group(directory, "", "r+", follow=follow)
-    if address.endswith(EMBED_SUFFIX) and embedded.is_store(address, options):
-        return in_embed_file(address, mode, follow=follow, storage_options=options)
+    if address.endswith(EMBED_SUFFIX) and embedded.is_embed_file(address, options):
+        return open_embed_file(address, mode, follow=follow, storage_options=options)
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
     if isinstance(home, Archive):
@@ -183,13 +183,13 @@ def _open_group(  # noqa: PLR0911 - there are many kinds of places
             )
         return Group(home, "", mode, follow=follow)
     if mode == "r":
-        _prepare(home, mode, required=required)
+        _prepare_group(home, mode, required=required)
         return Group(home, "", "r", follow=follow)
-    outer_part = whole.find_outer_group(home)
-    if outer_part is not None:
-        outer, part = outer_part
-        return _prepare_part(Group(outer, "", "r+", follow=follow), part, mode)
-    _prepare(home, mode, required=required)
+    outer_and_name = whole.find_outer_group(home)
+    if outer_and_name is not None:
+        outer, part = outer_and_name
+        return _prepare_subgroup(Group(outer, "", "r+", follow=follow), part, mode)
+    _prepare_group(home, mode, required=required)
     return Group(home, "", "r+", follow=follow)
 
 
@@ -234,7 +234,7 @@ def _discard(group: Group) -> None:
         whole.discard(home)
 
 
-def in_embed_file(
+def open_embed_file(
     address: str,
     mode: AnyMode,
     *,
@@ -259,7 +259,7 @@ def check_mode(mode: str, at: object, *, follow: bool) -> None:
         raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
 
 
-def _prepare(home: GroupHome, mode: AnyMode, *, required: bool) -> None:
+def _prepare_group(home: GroupHome, mode: AnyMode, *, required: bool) -> None:
     """Make a missing group, and empty or complete an existing one, according to the mode.
 
     Unless it is opened for reading, this then completes an interrupted commit. Raises FileExistsError if a group exists
@@ -282,7 +282,7 @@ def _prepare(home: GroupHome, mode: AnyMode, *, required: bool) -> None:
         home.recover()
 
 
-def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
+def _prepare_subgroup(outer: Group, name: str, mode: AnyMode) -> Group:
     """Return a group inside another one; make it or empty it first, according to the mode.
 
     Also completes an interrupted commit of the outer group. Raises FileExistsError if the group exists, and the mode
@@ -290,7 +290,7 @@ def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
     """
     home = cast(GroupHome, outer._home)
     home.recover()
-    part = outer._inner(name)
+    part = outer._subgroup(name)
     if not home.members().is_group(name):
         if mode in ("w", "w-", "x"):
             check_ending(name, part.url, group=True)
@@ -386,7 +386,7 @@ class Group(MutableMapping[str, Any]):
         if not self._prefix:
             return None
         outer = self.name.rpartition("/")[0]
-        return self._at(f"{outer}/" if outer else "")
+        return self._with_prefix(f"{outer}/" if outer else "")
 
     @property
     def mode(self) -> Mode:
@@ -412,7 +412,7 @@ class Group(MutableMapping[str, Any]):
             self._home.refresh()
         return self._home.members()
 
-    def _full(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         """Return the name of a member, or of a group, in the outermost group."""
         return f"{self._prefix}{name}".rstrip("/")
 
@@ -422,7 +422,7 @@ class Group(MutableMapping[str, Any]):
         `name` is a group or a member in this group; by default it is this group itself.
         """
         start = len(self._prefix)
-        below = self._members().below(self._full(name))
+        below = self._members().below(self._full_name(name))
         return {full[start:]: path for full, path in below.items()}
 
     def _list_names(self) -> Iterator[str]:
@@ -431,11 +431,11 @@ class Group(MutableMapping[str, Any]):
             # A frame of attributes is not a member, but its group exists because of it.
             yield name.removesuffix(ATTRS).rstrip("/") if is_attrs(name) else name
 
-    def _inner(self, name: str) -> Group:
+    def _subgroup(self, name: str) -> Group:
         """Return a group in this one; it need not exist."""
-        return self._at(f"{self._prefix}{name}/")
+        return self._with_prefix(f"{self._prefix}{name}/")
 
-    def _at(self, prefix: str) -> Group:
+    def _with_prefix(self, prefix: str) -> Group:
         """Return a group of the same home, in the same mode; it need not exist."""
         return Group(self._home, prefix, self._mode, follow=self._follow)
 
@@ -463,16 +463,16 @@ class Group(MutableMapping[str, Any]):
             A transaction changed the member after this handle listed it, and the handle does not follow other writers.
         """
         # The usual case, with one call fewer.
-        return self._with_latest(partial(self._open_name, name)) if self._follow else self._open_name(name)
+        return self._with_retries(partial(self._open_name, name)) if self._follow else self._open_name(name)
 
     def _open_name(self, name: str) -> Any:
         """Open a member or a group, as `__getitem__` does."""
         full, path = self._locate(name)
         if path is not None:
             return self._open_path(path)
-        return self._table(full) or self._at(f"{full}/")
+        return self._find_table(full) or self._with_prefix(f"{full}/")
 
-    def _with_latest(self, look: Callable[[], T]) -> T:
+    def _with_retries(self, look: Callable[[], T]) -> T:
         """List members and open some of them; in a group that follows other writers, again after their commits."""
         tries = iter(range(config.retries if self._follow else 0))
         while True:
@@ -482,7 +482,7 @@ class Group(MutableMapping[str, Any]):
                 if next(tries, None) is None:
                     raise
 
-    def _table(self, full: str) -> Table | None:
+    def _find_table(self, full: str) -> Table | None:
         """Return a group as a `Table` if python-blosc2 wrote it as one; otherwise None.
 
         This may read the description of the table.
@@ -496,7 +496,7 @@ class Group(MutableMapping[str, Any]):
             name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
-        full = self._full(name)
+        full = self._full_name(name)
         members = self._members()
         is_newer = False
         if full not in members and not members.is_group(full):
@@ -572,7 +572,7 @@ class Group(MutableMapping[str, Any]):
         def look() -> dict[str, Any]:
             return {name: self._open_path(path, lazy=True) for name, path in self._paths_here().items()}
 
-        return self._with_latest(look)
+        return self._with_retries(look)
 
     def _arrays_to_read(self) -> dict[str, Any]:
         """Return the arrays like `arrays`, but read-only. Opening them is not part of a transaction under way."""
@@ -588,7 +588,7 @@ class Group(MutableMapping[str, Any]):
         """Return the groups directly in this one, in a dictionary by name."""
         members = self._members()
         inner = [name for name in self if self._prefix + name not in members]
-        return {name: self._inner(name) for name in inner if not is_table(self._home, f"{self._prefix}{name}/")}
+        return {name: self._subgroup(name) for name in inner if not is_table(self._home, f"{self._prefix}{name}/")}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and the member for everything in and below this group; a group precedes its members.
@@ -644,9 +644,9 @@ class Group(MutableMapping[str, Any]):
         """
         return dataset_of(self, options)
 
-    def _writable(self) -> GroupHome | Changes:
+    def _home_to_change(self) -> GroupHome | Changes:
         """Return the home for changes, or raise ReadOnlyError; refresh it if the handle follows other writers."""
-        home = writable(self._home, self._mode, self.url)
+        home = require_writable(self._home, self._mode, self.url)
         if self._follow and isinstance(home, GroupHome):
             home.refresh()
         return home
@@ -684,7 +684,7 @@ class Group(MutableMapping[str, Any]):
         ValueError
             The name is not valid, or a part of it names an array.
         """
-        home = self._writable()
+        home = self._home_to_change()
         name = require_free_name(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
             what = "neither" if data is None else f"both shape={shape} and data of the shape {np.shape(data)}"
@@ -755,10 +755,10 @@ class Group(MutableMapping[str, Any]):
         >>> group.create_group("run/1", attrs={"grid": "coarse"}).attrs
         {'grid': 'coarse'}
         """
-        self._writable()
+        self._home_to_change()
         # Check the attributes before writing anything: this raises TypeError.
         drafts.encode_metalayers(attrs)
-        inner = self._inner(check_name(name))
+        inner = self._subgroup(check_name(name))
         is_new = not self._members().is_group(inner.name)
         if is_new:
             require_free_name(self, name)
@@ -781,7 +781,7 @@ class Group(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         """Remove an array, or a group and everything below it, in one commit; raise KeyError for a missing one."""
-        home, name = self._writable(), name.removeprefix("/")
+        home, name = self._home_to_change(), name.removeprefix("/")
         doomed = home.members().below(self._prefix + name) if name else {}
         if not doomed:
             raise KeyError(name)
@@ -837,14 +837,14 @@ class Group(MutableMapping[str, Any]):
     def popitem(self) -> tuple[str, Any]:
         """Remove the first array, and return its name and an in-memory copy of it. Raises the errors of `pop`."""
         members = self._members()
-        name = next((name for name in self if self._full(name) in members), None)
+        name = next((name for name in self if self._full_name(name) in members), None)
         if name is None:
             raise KeyError(f"{self.url} has no array")
         return name, self.pop(name)
 
     def clear(self) -> None:
         """Remove all arrays and groups in this group, in one commit; the group keeps its attributes."""
-        own = self._full(ATTRS)
+        own = self._full_name(ATTRS)
         refuse_parts(self._home, self.name)
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
@@ -940,12 +940,12 @@ class Group(MutableMapping[str, Any]):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         if isinstance(self._home, GroupFork):
             raise ValueError("a fork of a group cannot move members: move them before you fork")  # noqa: TRY004
-        refuse_parts(self._home, self._full(check_name(source)))
+        refuse_parts(self._home, self._full_name(check_name(source)))
         with self._change_members() as changes:
             home = cast(Changes, changes._home)
             sources = changes._copy_members(source, changes, name)
             states = {path: handle.revision for path, handle in sources.items() if not is_embedded(path)}
-            old = changes._full(source.removeprefix("/"))
+            old = changes._full_name(source.removeprefix("/"))
             home.remove(home.members().below(old), states)
 
     @contextmanager
@@ -954,7 +954,7 @@ class Group(MutableMapping[str, Any]):
 
         Unlike `transaction`, this does not list all members again.
         """
-        with changing(self._writable()) as changes:
+        with changing(self._home_to_change()) as changes:
             yield Group(changes, self._prefix, self._mode)
 
     def transaction(self, *, replace: bool = False) -> AbstractContextManager[Group]:
@@ -998,7 +998,7 @@ class Group(MutableMapping[str, Any]):
 
         Commits at the end of the block, and aborts if it raises. Raises ValueError inside another transaction.
         """
-        home = self._writable()
+        home = self._home_to_change()
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
         prefix = self._prefix if replace else None
@@ -1146,7 +1146,7 @@ class Group(MutableMapping[str, Any]):
 
         Raises ReadOnlyError for a read-only group, and ValueError for an inner group or a fork.
         """
-        home = self._require_outermost(self._writable())
+        home = self._require_outermost(self._home_to_change())
         if not isinstance(home, GroupHome | Transaction):
             raise ValueError("a fork cannot make, drop or restore snapshots: use the transaction")  # noqa: TRY004
         return home
@@ -1250,7 +1250,7 @@ class Group(MutableMapping[str, Any]):
         --------
         >>> open_group("memory://consolidated.b2d", "w").consolidate()
         """
-        whole.consolidate(self._writable())
+        whole.consolidate(self._home_to_change())
 
     def refresh(self) -> None:
         """Show the changes that other writers have made to the group. Arrays that are already open do not change."""
@@ -1291,7 +1291,7 @@ class Group(MutableMapping[str, Any]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __copy__(self) -> Group:
-        return self._at(self._prefix)
+        return self._with_prefix(self._prefix)
 
     def __deepcopy__(self, _: object) -> NoReturn:
         # A deep copy must be independent, but a second handle would change the same files.
@@ -1360,7 +1360,7 @@ def _add_copy(group: Group, full: str, handle: Handle) -> None:
 
     Raises FileExistsError if the group has a member or an attribute with this name.
     """
-    home = group._writable()
+    home = group._home_to_change()
     if full not in home.members():
         suffix = ARRAY if is_typed_array(handle.frame.metalayers) else OTHER
         new = copier_of(handle, home.storage_options)

@@ -17,10 +17,10 @@ from b2array.group.homes import GroupHome, Home
 from b2array.group.new_members import copier_of
 from b2array.group.transaction import changing
 
-__all__ = ["Attrs", "writable"]
+__all__ = ["Attrs", "require_writable"]
 
 
-def writable(home: Home, mode: Mode, url: str) -> GroupHome | Changes:
+def require_writable(home: Home, mode: Mode, url: str) -> GroupHome | Changes:
     """Return the home if its members can be changed; otherwise raise ReadOnlyError."""
     if isinstance(home, SnapshotHome):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")
@@ -69,7 +69,7 @@ class Attrs(Attributes):
         A frame that can only be read, because it is embedded, is replaced by a copy. Making a frame is a commit, or
         part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
         """
-        writable(self._home, self._mode, self._home.url)
+        require_writable(self._home, self._mode, self._home.url)
         frame = self._open_frame()
         if frame is not None and frame.mode == "r+":
             return frame
@@ -80,7 +80,7 @@ class Attrs(Attributes):
 
         This is one commit, or part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
         """
-        home = writable(self._home, self._mode, self._home.url)
+        home = require_writable(self._home, self._mode, self._home.url)
         new = create_schunk(chunksize=2**13)._handle
         attributes = {} if embedded is None else dict(Attributes(embedded))
         Attributes(new).update(attributes | dict(values))
@@ -104,7 +104,7 @@ class Attrs(Attributes):
 
         Raises ReadOnlyError if the group cannot be changed.
         """
-        writable(self._home, self._mode, self._home.url)
+        require_writable(self._home, self._mode, self._home.url)
         values = dict(other, **named)
         frame = self._open_frame()
         if frame is not None and frame.mode == "r+":
@@ -115,7 +115,7 @@ class Attrs(Attributes):
 
     def __delitem__(self, name: str) -> None:
         """Delete an attribute in one commit; raise KeyError for a missing one."""
-        writable(self._home, self._mode, self._home.url)
+        require_writable(self._home, self._mode, self._home.url)
         if name not in self:
             raise KeyError(name)
         self._handle = self.require()

@@ -157,13 +157,13 @@ class Changes(ABC):
         a fork that was merged before, or that is merged into itself.
         """
         forks = [_check_mergeable(self, worker) for worker in workers]
-        news = _choose_new(self, forks)
+        news = _choose_new_members(self, forks)
         # Check all changes before taking over any: a half-merged transaction would be useless.
         with ExitStack() as locks:
             for draft, change, rows in _fit_changes(self, forks, locks):
                 take_over(draft, change, rows)
         for name, copies in news.items():
-            _merge_new(self, name, copies)
+            _merge_new_member(self, name, copies)
         # The commit depends on the members that workers have read, except members that were deleted here since the
         # fork.
         paths = {*self.members().values()}
@@ -241,7 +241,7 @@ def _fit_changes(
     return fitted
 
 
-def _choose_new(
+def _choose_new_members(
     changes: Changes,
     forks: Sequence[GroupFork],
 ) -> dict[str, list[NewMember]]:
@@ -279,7 +279,7 @@ def _choose_new(
     return chosen
 
 
-def _merge_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
+def _merge_new_member(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
     """Make a member that forks have made, if it is missing; set the attributes that forks have set.
 
     An existing frame of attributes is opened for writing, and counts as read.

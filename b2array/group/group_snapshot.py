@@ -30,11 +30,11 @@ from b2array.store.base import MISSING, Store
 __all__ = [
     "SnapshotHome",
     "dropped_meanwhile",
-    "earlier_states",
-    "entry_of",
+    "entry_for_state",
     "find_snapshot",
     "find_unneeded",
     "is_same_file",
+    "load_earlier_states",
     "load_snapshot",
 ]
 
@@ -42,7 +42,7 @@ _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/
 """The paths of lists of members and of retired frames. Files with other names may belong to someone else."""
 
 
-def earlier_states(
+def load_earlier_states(
     snapshots: Sequence[SnapshotHome],
     name: str,
     group: bytes,
@@ -64,7 +64,7 @@ def earlier_states(
         # A file without chunks has no room for the chunks of other states.
         has_room = now.frame.nchunks or not source.frame.nchunks
         if is_same and is_comparable and has_room:
-            entry = entry_of(then, state, group)
+            entry = entry_for_state(then, state, group)
             named = replace(entry, name=name_for_group(state.generation))
             states[state.generation] = KeptState(named, source)
     return [*states.values()]
@@ -77,7 +77,7 @@ def is_same_file(one: Revision, other: Revision) -> bool:
     return one.version.tag == other.version.tag
 
 
-def entry_of(then: SnapshotHome, state: MemberState, group: bytes) -> Kept:
+def entry_for_state(then: SnapshotHome, state: MemberState, group: bytes) -> Kept:
     """Return a ledger entry for the state of a member at a snapshot of its group."""
     entry = then.entry
     return Kept(

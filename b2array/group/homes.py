@@ -102,8 +102,8 @@ class GroupHome(ABC):
                 raise error
         return False
 
-    def _record_of(self, path: str) -> Any:
-        """Return the summary of a member in the manifest shown; None without one."""
+    def _find_summary(self, path: str) -> Any:
+        """Return the record of a member's summary in the manifest shown; None without one. Keep all for later calls."""
         packed = self.manifest.summaries
         if self._records[0] is not packed:
             self._records = packed, summary.unpack_all(packed)
@@ -129,8 +129,11 @@ class GroupHome(ABC):
         """Return a second home that shows the same members."""
 
     @abstractmethod
-    def show_manifest(self) -> bool:
-        """Return whether there is a manifest that can be read. Ignores all errors."""
+    def look_for_manifest(self) -> bool:
+        """Return whether there is a manifest that can be read. Ignores all errors.
+
+        In an object store, the home shows the members of this manifest from now on.
+        """
 
     @abstractmethod
     def show_files(self, paths: Collection[str]) -> None:
@@ -165,24 +168,33 @@ class GroupHome(ABC):
         """Read the present manifest, without changing the members shown; `cached` is for readers."""
 
     @abstractmethod
-    def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest in the store, and return it; try again if another writer was faster."""
+    def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Write the manifest that `change` makes from the present one, and return it.
+
+        Try again if another writer was faster.
+        """
 
     @abstractmethod
     def recover(self) -> None:
-        """Complete the commit of a writer that was killed."""
+        """Complete the commit of a writer that was killed, if readers without the manifest need that.
+
+        If the group was copied from an object store to a local disk, this makes it a local group.
+        """
 
     @abstractmethod
     def is_separate(self) -> bool:
-        """Return whether this is a group by itself, not only a part of the names of an outer group."""
+        """Return whether a manifest or an embedding frame marks this group.
+
+        Otherwise it exists only in the names of an outer group's members.
+        """
 
     @abstractmethod
     def is_cached(self) -> bool:
         """Return whether the cache on disk has the manifest of the group."""
 
     @abstractmethod
-    def list_nothing(self) -> None:
-        """Show the manifest of a group without members; write the manifest first if it is missing."""
+    def ensure_manifest(self) -> None:
+        """Write a manifest without members if it is missing, where a group needs one; show the manifest."""
 
     @abstractmethod
     def require_ledger(self) -> None:
@@ -210,7 +222,7 @@ class GroupHome(ABC):
 
     @abstractmethod
     def store_of(self, path: str) -> Store:
-        """Return the store of a path in the group."""
+        """Return the store of the frame at a path in the group."""
 
     @abstractmethod
     def embedded_paths(self) -> Mapping[str, str]:
@@ -225,14 +237,14 @@ class GroupHome(ABC):
         """Open a member of this group for writing, in the state that belongs to the manifest shown."""
 
     @abstractmethod
-    def current(self, path: str) -> Revision:
+    def load_current(self, path: str) -> Revision:
         """Load the state of a member that belongs to the manifest shown. Raises the errors of `open`."""
 
     @abstractmethod
-    def find_state(self, path: str) -> tuple[str, str | None] | None:
-        """Return the path of the frame with the state of a member, and the name of that state; None for other paths.
+    def find_generation(self, path: str) -> tuple[str, str | None] | None:
+        """Return the path of the frame with the state of a member, and the generation of that state.
 
-        The name is None if only the frame names the state.
+        The generation is None if only the frame tells it. Return None for a path that is no member's.
         """
 
     @abstractmethod
@@ -291,8 +303,12 @@ class GroupHome(ABC):
         *,
         overwrite: bool,
     ) -> tuple[str, MemberChange]:
-        """Begin a new member where no reader looks; return its path, and the change with the draft."""
+        """Begin a new member where no reader looks; return its path, and the change with the draft from `new`.
+
+        The path is `name` and `suffix`, or another suffix if that path cannot be used. With `overwrite`, a frame that
+        the group does not list may be there.
+        """
 
     @abstractmethod
     def show_commit(self, committed: Committed, change: GroupChange) -> None:
-        """Show the members after a commit of a transaction."""
+        """Show the members after a commit of a transaction, which made this `change`."""

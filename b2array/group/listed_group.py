@@ -46,6 +46,11 @@ class ListedGroup(GroupHome):
     """The members of a group in an object store, as listed at the first use.
 
     A caller that has read the manifest passes it as `listing`, with its version.
+
+    Attributes
+    ----------
+    catalog : KnownManifest
+        The manifest as this process last saw it, which all handles of the group's members share.
     """
 
     is_local = False
@@ -74,7 +79,7 @@ class ListedGroup(GroupHome):
 
     @classmethod
     def of(cls, catalog: KnownManifest) -> Self:
-        """Return the group of a catalog, and share the catalog."""
+        """Return the group whose manifest `catalog` knows, and share this object with the caller."""
         group = cls.__new__(cls)
         group.storage_options = {}
         group.store = catalog.group
@@ -90,17 +95,19 @@ class ListedGroup(GroupHome):
         return group
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the manifest that this handle shows, if it was read, so that the copy shows the same members."""
         listing = None if self._listing is None else self._listing[:2]
-        return _restore, (self._address, self.storage_options, listing, self._identity, self._inner)
+        return _unpickle, (self._address, self.storage_options, listing, self._identity, self._inner)
 
     def copy(self, *, pinned: bool = False) -> Self:
         """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members.
 
-        The handles share the catalog. This reads the manifest if this handle has not read it yet.
+        The handles share the `catalog`. This reads the manifest if this handle has not read it yet. If the manifest has
+        no rows, a pinned handle does not list members of groups inside this one, because it serves a transaction.
         """
         copied = type(self)(self._address, self.storage_options)
         copied.catalog = self.catalog
-        copied._listing, copied._inner = self._state(), self._inner
+        copied._listing, copied._inner = self._ensure_listing(), self._inner
         copied._is_pinned = pinned
         copied._identity = self._identity
         if pinned and not self._lists_own:
@@ -119,7 +126,7 @@ class ListedGroup(GroupHome):
         return self.store.below(path)
 
     def _require_plain(self) -> None:
-        """Raise ValueError if the address has a "?", because paths cannot be appended to it."""
+        """Raise ValueError if the URL has a "?" that does not begin a query: no path can be appended to it."""
         # In URLs of these stores, "?" is a character of a name, but `join_url` puts a path before it, as before a
         # query.
         if "?" in self._address and (self.store.can.lock or self.store.can.compare):
@@ -130,7 +137,7 @@ class ListedGroup(GroupHome):
     @property
     def manifest(self) -> Manifest:
         """The manifest whose members this handle shows."""
-        return self._state()[0]
+        return self._ensure_listing()[0]
 
     @property
     def rows(self) -> Mapping[str, Row]:
@@ -139,17 +146,17 @@ class ListedGroup(GroupHome):
 
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
-        return self._state()[2]
+        return self._ensure_listing()[2]
 
     def versioned_manifest(self) -> tuple[Manifest, Version | None]:
         """Return the manifest whose members this handle shows, and its version."""
-        return self._state()[:2]
+        return self._ensure_listing()[:2]
 
     def is_separate(self) -> bool:
         """Return whether this handle has read a manifest with members; this sends no request."""
         return self._listing is not None and self._listing[0] != Manifest()
 
-    def show_manifest(self) -> bool:
+    def look_for_manifest(self) -> bool:
         """Read the manifest, and show its members; return False without a manifest that can be read.
 
         An error of the store also gives False.
@@ -197,8 +204,8 @@ class ListedGroup(GroupHome):
         if self._identity not in ("", manifest.identity):
             raise another_group(self.url)
 
-    def confirm(self) -> None:
-        """Read the manifest that this handle shows again if it is from the cache on disk, which writers do not trust.
+    def _confirm_manifest(self) -> None:
+        """Read the manifest if this handle shows none, or one from the cache on disk, which writers do not trust.
 
         If another writer has replaced the manifest, the handle goes on to show the one before, as without the cache.
         """
@@ -237,8 +244,8 @@ class ListedGroup(GroupHome):
         self._listing = None
         self._inner = InnerManifests()
 
-    def _state(self) -> _Listing:
-        """Return the manifest that this handle shows, its version, and the members; read them at the first use.
+    def _ensure_listing(self) -> _Listing:
+        """Return the listing that this handle shows, and read it at the first use: manifest, version and members.
 
         After a commit of a member of this handle, show the manifest of that commit first, unless the handle is pinned.
         """
@@ -257,10 +264,11 @@ class ListedGroup(GroupHome):
         """Read the present manifest from the store, without changing the members shown; `cached` is for readers."""
         return self.catalog.read(cached=cached)[0]
 
-    def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest in the store, and return it; try again if another writer was faster.
+    def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Write the manifest that `change` makes from the present one, and return it.
 
-        A manifest without rows first gets rows for the members among the files.
+        Try again if another writer was faster. A manifest without rows first gets rows for the members among the files.
+        The members shown stay the same.
         """
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST):
@@ -280,8 +288,8 @@ class ListedGroup(GroupHome):
         """Return whether the cache on disk has the manifest of the group, in any state."""
         return self.catalog.is_on_disk()
 
-    def list_nothing(self) -> None:
-        """Show the manifest of a group without members; if it is missing, write it first, under a new identity."""
+    def ensure_manifest(self) -> None:
+        """Show the manifest that was seen last; without one, first write one without members, under a new identity."""
         if self.catalog.last_seen()[1] is None:
             replace_manifest(self.catalog, Manifest({}, os.urandom(8).hex()), None)
         self.show(*self.catalog.last_seen())
@@ -302,7 +310,7 @@ class ListedGroup(GroupHome):
         This reads the manifest if it was not read yet.
         """
         # Pinned, because commits through other handles must not change the states on which the transaction builds.
-        self.confirm()
+        self._confirm_manifest()
         self.require_same()
         view = self.copy(pinned=True)
         self.show(*view.versioned_manifest())
@@ -327,18 +335,18 @@ class ListedGroup(GroupHome):
         return dict(members)
 
     def embedded_paths(self) -> Mapping[str, str]:
-        """Return nothing: the rows of embedded members name them, and the embedding frame never changes."""
+        """Return an empty mapping: a commit removes the rows of embedded members, and leaves their frame alone."""
         return {}
 
     def open_for_change(self, path: str) -> Handle:
         """Open a member for writing, in the state that the shown manifest lists. Raises the errors of `open`."""
         return self.open(path, "r+")
 
-    def find_state(self, path: str) -> tuple[str, str | None] | None:
-        """Return the path of a member, and the name of the state that the manifest lists; None for other paths.
+    def find_generation(self, path: str) -> tuple[str, str | None] | None:
+        """Return the path of a member, and the generation that the manifest lists; None for other paths.
 
-        A member without a revision has no name for its state, which only the published index shows. An embedded member
-        has the name "".
+        The generation is None for a member without a revision, whose published index counts, and "" for an embedded
+        member.
         """
         row = self.rows.get(name_of(path))
         if row is None or row.path != path:
@@ -346,7 +354,7 @@ class ListedGroup(GroupHome):
         return path, row.generation if row.generation or is_embedded(path) else None
 
     def is_unadopted(self, path: str) -> bool:
-        """Whether the manifest lists a member without a revision."""
+        """Return whether the manifest lists a member without a revision, which does not note its group yet."""
         row = self.rows.get(name_of(path))
         return row is not None and row.path == path and not row.generation and not is_embedded(path)
 
@@ -359,7 +367,7 @@ class ListedGroup(GroupHome):
         *,
         overwrite: bool,  # noqa: ARG002
     ) -> tuple[str, MemberChange]:
-        """Begin a new member at a free place; return its path, and the change with the draft.
+        """Begin a new member at a free place; return its path, and the change with the draft from `new`.
 
         In memory, an object excludes objects below its name. A sparse member that replaces a contiguous one therefore
         gets a path with the other suffix. The commit writes the states that snapshots of the group need as revisions,
@@ -388,13 +396,13 @@ class ListedGroup(GroupHome):
         """Do nothing: the manifest says which state counts, so no state is read twice."""
 
     def show_commit(self, committed: Committed, change: GroupChange) -> None:  # noqa: ARG002
-        """Show the members after a commit of a transaction."""
+        """Show the manifest of the commit, which `catalog` has seen last."""
         self.show(*self.catalog.last_seen())
 
     # Members.
 
-    def member(self, path: str) -> BucketMember:
-        """Return the owner of a member's frame: this group, with the name of the member."""
+    def owner_of(self, path: str) -> BucketMember:
+        """Return the owner of the frame at a path: the manifest of this group, which lists it under its name."""
         return BucketMember(self.catalog, name_of(path))
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
@@ -405,13 +413,13 @@ class ListedGroup(GroupHome):
         list is out of date, and FormatError if the member is missing.
         """
         if is_embedded(path):
-            return embedded.open_member(self._embedding(), path)
+            return embedded.open_member(self._open_embedding_frame(), path)
         if mode != "r":
-            return Handle(self.current(path, for_writing=True), mode)
+            return Handle(self.load_current(path, for_writing=True), mode)
         promised = self._promise(path) if lazy or self.store.can.lock else None
-        return promised or Handle(self.current(path), mode)
+        return promised or Handle(self.load_current(path), mode)
 
-    def current(self, path: str, *, for_writing: bool = False) -> Revision:
+    def load_current(self, path: str, *, for_writing: bool = False) -> Revision:
         """Load the state of a member that the manifest of this handle lists. Raises the errors of `open`."""
         return self._load_in(self.manifest, path, for_writing=for_writing)
 
@@ -427,7 +435,7 @@ class ListedGroup(GroupHome):
         If the member is missing, raise ConflictError if the list is out of date, and FormatError otherwise.
         """
         try:
-            member = self.member(path)
+            member = self.owner_of(path)
             return load_member(member, manifest, for_writing=for_writing, cached=not for_writing, inner=self._inner)
         except MISSING:
             # The member is not damaged if the caller has its path from an earlier list.
@@ -462,12 +470,12 @@ class ListedGroup(GroupHome):
         """
         path, generation, sparse, _ = state
         if is_embedded(path):
-            return embedded.open_member(self._embedding(), path).revision
+            return embedded.open_member(self._open_embedding_frame(), path).revision
         if manifest.rows is not None:
             row = Row(path, generation.hex(), sparse)
             # If somebody has dropped the snapshot, `vacuum` may have removed the revision.
             with suppress(*MISSING):
-                revision = load_revision(self.member(path), row, cached=cached)
+                revision = load_revision(self.owner_of(path), row, cached=cached)
                 # Without the group as its owner, the revision stays the same when the group commits.
                 return replace(revision, owner=ALONE)
             return None
@@ -478,29 +486,32 @@ class ListedGroup(GroupHome):
             return intact.find_intact_state(source, state, identity, repr(title), deep=deep)
         return None
 
-    def _embedding(self) -> SChunk:
+    def _open_embedding_frame(self) -> SChunk:
         """Read the embedding frame, and return it as a read-only super-chunk."""
         source = load_published(self.store_of(EMBEDDED), cached=True)
         return SChunk(Handle(source, "r"))
 
     def _promise(self, path: str) -> Handle | None:
-        """Return a handle from the summary of a member; None if the manifest has no summary of this revision."""
+        """Return a read-only handle that shows the summary of a member, and reads the member when it must.
+
+        Return None if the manifest has no summary of the revision that it lists.
+        """
         row = self.rows.get(name_of(path))
-        record = self._record_of(path)
+        record = self._find_summary(path)
         if row is None or record is None:
             return None
         read = partial(self._load_in, self.manifest, path)
         return summaries.promise_revision(self.store_of(path), record, row.generation, read)
 
 
-def _restore(
+def _unpickle(
     address: str,
     storage_options: Mapping[str, Any],
     listing: tuple[Manifest, Version | None] | None,
     identity: str,
     inner: InnerManifests,
 ) -> ListedGroup:
-    """Restore a pickled handle."""
+    """Make a handle from its pickle. It refuses to change a group with another `identity`, unless that is empty."""
     group = ListedGroup(address, storage_options, listing)
     group._identity, group._inner = identity, inner
     return group

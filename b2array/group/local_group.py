@@ -50,7 +50,8 @@ _MOST_STATES, _MOST_CHUNKS = 256, 2**12
 class LocalGroup(GroupHome):
     """The members of a local group and its manifest, as listed at the first use.
 
-    A caller that has listed the group passes the manifest and the members as `listing`.
+    A caller that has listed the group passes the manifest and the members as `listing`. Copies share the `store`, and
+    the `states` that this handle has remembered, by path.
     """
 
     is_local = True
@@ -85,14 +86,15 @@ class LocalGroup(GroupHome):
         self._address = self.store.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self._address, self.storage_options, self._listing, self._first)
+        """Pickle the list of members, if it was read, so that the copy shows the same members."""
+        return _unpickle, (type(self), self._address, self.storage_options, self._listing, self._first)
 
     def copy(self) -> Self:
         """Return a second handle that shows the same members. This lists the members if they were not listed yet."""
         copied = type(self)(
             self._address,
             self.storage_options,
-            self._state(),
+            self._ensure_listing(),
             store=self.store,
             states=self._states,
         )
@@ -105,7 +107,7 @@ class LocalGroup(GroupHome):
         return join_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
-        """Return the store of a path in the group. It refuses symbolic links below the group."""
+        """Return the store of the frame at a path in the group. It refuses symbolic links below the group."""
         return self.store.below(path) if path else self.store
 
     # Groups inside this one.
@@ -128,7 +130,7 @@ class LocalGroup(GroupHome):
         return None
 
     def _is_mount(self, name: str) -> bool:
-        """Return whether a directory has the mark of a group."""
+        """Return whether a manifest or an embedding frame in a directory marks it as a group."""
         return any(os.path.exists(os.path.join(self._address, name, mark)) for mark in (MANIFEST, EMBEDDED))
 
     def own_members(self, members: Mapping[str, str]) -> dict[str, str]:
@@ -144,7 +146,7 @@ class LocalGroup(GroupHome):
                 f" of one group, so begin it with b2array.open_group({printable(mount[0].url)!r}, 'r+')"
             )
 
-    def show_manifest(self) -> bool:
+    def look_for_manifest(self) -> bool:
         """Return whether there is a manifest that can be read; this shows no members. Ignores all errors."""
         # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
@@ -156,7 +158,7 @@ class LocalGroup(GroupHome):
     @property
     def manifest(self) -> Manifest:
         """The manifest of the members that this handle shows."""
-        return self._state()[0]
+        return self._ensure_listing()[0]
 
     def versioned_manifest(self) -> tuple[Manifest, Version | None]:
         """Return the manifest of the members that this handle shows. Its version is not known: a commit reads it."""
@@ -164,7 +166,7 @@ class LocalGroup(GroupHome):
 
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
-        return self._state()[1]
+        return self._ensure_listing()[1]
 
     def show_files(self, paths: Collection[str]) -> None:
         """Show the members with these files, for a group whose manifest cannot be read."""
@@ -186,13 +188,13 @@ class LocalGroup(GroupHome):
         The handle shows them from now on, unless a later transaction has made or changed them: it would show a part of
         that transaction.
         """
-        manifest, members = self._state()
+        manifest, members = self._ensure_listing()
         near = local_listing.list_near(self.store, [name], manifest).below(name)
         new = {each: path for each, path in self.own_members(near).items() if each not in members}
         try:
             for path in new.values():
                 if not is_embedded(path):
-                    self.current(path)
+                    self.load_current(path)
         except ConflictError:
             return True
         if new:
@@ -203,12 +205,15 @@ class LocalGroup(GroupHome):
         return bool(new)
 
     def refresh(self) -> None:
-        """Forget the list of members; the next use lists them again."""
+        """Forget the list of members, and which groups are inside this one; the next use looks again."""
         self._listing = self._recovered = None
         self._mounts = {}
 
-    def _state(self) -> tuple[Manifest, Members]:
-        """Return the manifest and the members that this handle shows; list them at the first use."""
+    def _ensure_listing(self) -> tuple[Manifest, Members]:
+        """Return the listing that this handle shows, and read it at the first use: manifest and members.
+
+        Also remember the directory and the identity of the group that was shown first, for `require_same`.
+        """
         listing = self._listing
         if listing is None:
             # Threads share one list: members that two lists show may belong to different commits.
@@ -242,9 +247,9 @@ class LocalGroup(GroupHome):
         manifest = self.manifest
         return {} if manifest.rows is not None else local_listing.embedded_paths(self.store, manifest)
 
-    def _embedding(self) -> SChunk:
+    def _open_embedding_frame(self) -> SChunk:
         """Read the embedding frame, and return it as a read-only super-chunk."""
-        return SChunk(Handle(self._own_state(EMBEDDED, self.manifest), "r"))
+        return SChunk(Handle(self._load_own_state(EMBEDDED, self.manifest), "r"))
 
     def load_manifest(self, *, cached: bool = False) -> Manifest:  # noqa: ARG002
         """Read the present manifest, without its version."""
@@ -259,16 +264,16 @@ class LocalGroup(GroupHome):
         """Return False: the cache on disk has nothing of local files."""
         return False
 
-    def list_nothing(self) -> None:
+    def ensure_manifest(self) -> None:
         """Do nothing: a local group without members needs no manifest."""
 
     def require_ledger(self) -> None:
         """Do nothing: the manifest of a local group can always list snapshots."""
 
-    def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest in the store, and return it; try again if another writer was faster.
+    def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Write the manifest that `change` makes from the present one, and return it.
 
-        This takes the manifest's lock. The members shown stay the same.
+        This takes the manifest's lock. Try again if another writer was faster. The members shown stay the same.
         """
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST):
@@ -315,13 +320,13 @@ class LocalGroup(GroupHome):
         Opening for writing first completes an interrupted commit. Embedded members are opened read-only.
         """
         if is_embedded(path):
-            return embedded.open_member(self._embedding(), path)
+            return embedded.open_member(self._open_embedding_frame(), path)
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount
             return owner.open(inner, mode)
         if mode == "r":
-            return self._promise(path) or Handle(self.current(path), mode)
+            return self._promise(path) or Handle(self.load_current(path), mode)
         # A writer must find the frame of the last commit in its place.
         self.recover()
         return self.open_for_change(path)
@@ -333,20 +338,20 @@ class LocalGroup(GroupHome):
         waits in another place. Raises ValueError if an inner group owns the member.
         """
         self.require_own(path)
-        manifest, _ = self._state()
+        manifest, _ = self._ensure_listing()
         if path in manifest.pending:
             publish_waiting(LocalMember(self.store, path))
-        return Handle(self._own_current(path), "r+")
+        return Handle(self._load_own_current(path), "r+")
 
     def _promise(self, path: str) -> Handle | None:
-        """Return a handle from the summary of a member; None if the member must be read at once.
+        """Return a read-only handle that shows the summary of a member, and reads the member when it must.
 
-        This reads the head of the member, to check the summary.
+        This reads the head of the member, to check the summary. Return None if the member must be read at once.
         """
         # The summary of a member with a pending step describes the state before the step.
         if path in self.manifest.pending:
             return None
-        record = self._record_of(path)
+        record = self._find_summary(path)
         return None if record is None else summaries.promise(self.store_of(path), record)
 
     def state_of(self, path: str, manifest: Manifest) -> Revision:
@@ -355,7 +360,7 @@ class LocalGroup(GroupHome):
         if mount is not None:
             owner, inner = mount
             return owner.state_of(inner, owner.load_manifest())
-        return self._own_state(path, manifest)
+        return self._load_own_state(path, manifest)
 
     @property
     def keeps_states_in_frames(self) -> bool:
@@ -379,7 +384,7 @@ class LocalGroup(GroupHome):
         identity = manifest.identity.encode()
         return intact.find_intact_state(source, state, identity, repr(title), deep=deep)
 
-    def _own_state(self, path: str, manifest: Manifest) -> Revision:
+    def _load_own_state(self, path: str, manifest: Manifest) -> Revision:
         """Load the state of a member that no inner group owns, as it is after the pending steps of a manifest.
 
         If the member no longer has the state that this handle has remembered, the handle forgets that state.
@@ -404,7 +409,7 @@ class LocalGroup(GroupHome):
             if len(self._states) > _MOST_STATES:
                 self._states.popitem(last=False)
 
-    def current(self, path: str) -> Revision:
+    def load_current(self, path: str) -> Revision:
         """Load the state of a member that belongs to the manifest shown.
 
         Raises ConflictError if the member is missing, or if a later transaction has changed it.
@@ -412,14 +417,14 @@ class LocalGroup(GroupHome):
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount
-            return owner.current(inner)
-        return self._own_current(path)
+            return owner.load_current(inner)
+        return self._load_own_current(path)
 
-    def _own_current(self, path: str) -> Revision:
-        """Load the state of a member that no inner group owns; see `current`."""
-        manifest, _ = self._state()
+    def _load_own_current(self, path: str) -> Revision:
+        """Load the state of a member that no inner group owns. Raises the errors of `load_current`."""
+        manifest, _ = self._ensure_listing()
         try:
-            source = self._own_state(path, manifest)
+            source = self._load_own_state(path, manifest)
         except MISSING:
             # The caller may have the path from an earlier list: a commit through this handle shows its own manifest,
             # but not the changes that other writers made before it.
@@ -443,11 +448,11 @@ class LocalGroup(GroupHome):
         return self.copy()
 
     def medium(self) -> Disk:
-        """Return a new medium for a commit."""
+        """Return a new medium for a commit to the directory that this handle has first shown."""
         return Disk(self.store, self._first[0])
 
-    def find_state(self, path: str) -> tuple[str, None]:
-        """Return the path of the frame with the state of a member; only the frame names that state.
+    def find_generation(self, path: str) -> tuple[str, None]:
+        """Return the path of the frame with the state of a member, and None: only the frame tells the generation.
 
         An embedded member has its state in the embedding frame.
         """
@@ -466,7 +471,7 @@ class LocalGroup(GroupHome):
         *,
         overwrite: bool,
     ) -> tuple[str, MemberChange]:
-        """Begin a new member in a place next to its path; return the path, and the change with the draft.
+        """Begin a new member in a place next to its path; return the path, and the change with the draft from `new`.
 
         In an explicit transaction, the draft gets a note of the commit. Raises ValueError if an inner group owns the
         path, and the errors of `_require_place` if the path is not free.
@@ -486,7 +491,7 @@ class LocalGroup(GroupHome):
         return path, MemberChange(name, draft, token)
 
     def show_commit(self, committed: Committed, change: GroupChange) -> None:
-        """Show the members after a commit of a transaction."""
+        """Show the manifest of the commit, and apply its changes to the members that this handle shows."""
         # This handle may have committed other changes since the transaction began.
         members = self.members()
         if change.explicit and (change.removed or change.new):
@@ -495,14 +500,14 @@ class LocalGroup(GroupHome):
         self.show(committed.manifest, members)
 
 
-def _restore(
+def _unpickle(
     kind: type[LocalGroup],
     address: str,
     storage_options: Mapping[str, Any],
     listing: tuple[Manifest, Members] | None,
     first: tuple[int, str],
 ) -> LocalGroup:
-    """Restore a pickled handle."""
+    """Make a handle from its pickle. It refuses to change another directory or group than the `first` one."""
     group = kind(address, storage_options, listing)
     group._first = first
     return group
@@ -511,9 +516,9 @@ def _restore(
 def _require_place(store: Store, *, overwrite: bool, is_explicit: bool) -> None:
     """Raise FileExistsError if a file or directory is in the place of a new member.
 
-    With `overwrite`, a frame may be there. If another writer has made a member there since the transaction began, an
-    explicit transaction raises ConflictError. Tries again for a while, because another writer may be deleting the
-    frame.
+    With `overwrite`, a frame may be there. Files of late writers, without a frame, are allowed. If another writer has
+    made a member there since the transaction began, an explicit transaction raises ConflictError. Tries again for a
+    while, because another writer may be deleting the frame.
     """
     tries = attempts(store)
     while True:

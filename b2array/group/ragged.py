@@ -68,8 +68,8 @@ class Rows:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._values = _member(group, VALUES)
-        self._offsets = _member(group, OFFSETS)
+        self._values = _open_array(group, VALUES)
+        self._offsets = _open_array(group, OFFSETS)
         if self._offsets.dtype.kind not in "iu" or self._offsets.ndim != 1 or not len(self._offsets):
             raise FormatError(
                 f"{self._offsets.url}: expected offsets of rows, one more than there are rows, found an array of shape "
@@ -181,7 +181,7 @@ class Rows:
                 time.sleep(pause(attempt))
             try:
                 with _changes_of(self._group) as changes:
-                    _extend(_member(changes, VALUES), _member(changes, OFFSETS), joined, lengths)
+                    _extend(_open_array(changes, VALUES), _open_array(changes, OFFSETS), joined, lengths)
                 break
             except ConflictError:
                 # Another writer has appended rows since the block began.
@@ -229,7 +229,7 @@ class Rows:
         return rows
 
 
-def _member(group: Group, name: str) -> NDArray:
+def _open_array(group: Group, name: str) -> NDArray:
     """Return an array of a group of rows."""
     array = group.get(name)
     if not isinstance(array, NDArray):
@@ -244,7 +244,7 @@ def _changes_of(group: Group) -> Any:
 
 def _items_of(rows: Any, dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
     """Return the items of rows of any kind in one array, and the length of each row."""
-    flattened = _flattened(rows)
+    flattened = _flatten_lists(rows)
     if flattened is None:
         return _join(rows, dtype, item_shape)
     parts, lengths = flattened
@@ -254,7 +254,7 @@ def _items_of(rows: Any, dtype: np.dtype[Any] | None, item_shape: tuple[int, ...
     return joined, lengths
 
 
-def _flattened(rows: Any) -> tuple[list[Array], list[int]] | None:
+def _flatten_lists(rows: Any) -> tuple[list[Array], list[int]] | None:
     """Return the items and the length of each row of Arrow's and Awkward's arrays of lists; None for other rows.
 
     Iteration over such arrays makes an object for each row or item.

@@ -104,14 +104,14 @@ def _count_in_member(
         # Dropping the group's snapshots does not free chunks of the present state or of the array's own snapshots.
         rest = [source.state] if is_member else []
         kept = load_kept_states(source, ledger_in(source).entries)
-        rest += [each.state for each in kept if not _is_of(each, identity)]
+        rest += [each.state for each in kept if not _is_for_group(each, identity)]
         own = own_nbytes([*states, *rest])
         pairs = zip(users.values(), own, strict=False)
         return {names[0]: nbytes for names, nbytes in pairs if len(names) == 1}
     return {}
 
 
-def _is_of(source: Revision, group: bytes) -> bool:
+def _is_for_group(source: Revision, group: bytes) -> bool:
     """Return whether a frame keeps a state for snapshots of a group, not for a snapshot of the array itself."""
     return source.at is not None and source.at.group == group
 

@@ -68,10 +68,10 @@ def list_snapshots(group: GroupHome) -> SnapshotTable:
     This lists the members again, and reads the indexes of all members and kept states. A damaged member counts as
     empty. If another writer drops a snapshot meanwhile, this begins again.
     """
-    return in_one_state(lambda: _list(group))
+    return in_one_state(lambda: _list_once(group))
 
 
-def _list(group: GroupHome) -> SnapshotTable:
+def _list_once(group: GroupHome) -> SnapshotTable:
     """List the snapshots of a group; ConflictError if another writer drops one meanwhile."""
     group.refresh()
     manifest = group.manifest

@@ -31,7 +31,7 @@ from b2array.format.b2nd import is_typed_array
 from b2array.frame.kept_states import ledger_in
 from b2array.frame.revision import Revision
 from b2array.group.group_forks import Changes
-from b2array.group.group_snapshot import SnapshotHome, entry_of, find_snapshot
+from b2array.group.group_snapshot import SnapshotHome, entry_for_state, find_snapshot
 from b2array.group.homes import GroupHome
 from b2array.group.new_members import copier_of
 
@@ -55,7 +55,7 @@ def prepare_members(changes: Changes, change: GroupChange) -> None:
     for path in members.values():
         member, note = change.members.get(path), None
         if member is None:
-            revision = view.current(path)
+            revision = view.load_current(path)
             if not lacks_checksums(revision):
                 # The commit only checks that the member still has this state.
                 snapshots.bases[path] = revision
@@ -135,17 +135,17 @@ def _open_earlier(changes: Changes, change: GroupChange, then: SnapshotHome) -> 
         # A file without chunks has no room for the chunks of other snapshots. If only snapshots of the group need them,
         # the old file can be retired.
         becomes_empty = not state.sparse and not state.frame.nchunks
-        if not (becomes_empty and _is_pinned(changes.view, path)):
+        if not (becomes_empty and _is_needed_by_group_alone(changes.view, path)):
             earlier[name] = state
     return earlier
 
 
-def _is_pinned(view: GroupHome, path: str) -> bool:
+def _is_needed_by_group_alone(view: GroupHome, path: str) -> bool:
     """Return whether snapshots of the group need chunks of a member, and no snapshot of the member alone needs any.
 
     This reads the member and the indexes of its states.
     """
-    latest = view.current(path)
+    latest = view.load_current(path)
     own = [entry for entry in ledger_in(latest).entries if not (entry.packed or entry.group)]
     if own:
         return False
@@ -176,7 +176,7 @@ def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[Sn
     The transaction has copied the members of that group, each with its earlier states. States that no new member keeps,
     because their member was deleted or replaced, are written to retired frames.
     """
-    copies = _states_of_new(change)
+    copies = _states_of_new_members(change)
     missing = defaultdict[Hashable, list[Revision]](list)
     group = change.identity.encode()
     for then in snapshots:
@@ -185,7 +185,7 @@ def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[Sn
             key = name, state.generation
             if key not in copies:
                 earlier = then.state_of(state.path)
-                kept = replace(earlier, at=entry_of(then, state, group), owner=ALONE)
+                kept = replace(earlier, at=entry_for_state(then, state, group), owner=ALONE)
                 # The states of one file share chunks, so put all of them into one retired frame.
                 missing[earlier.url, earlier.version].append(kept)
             states[name] = copies.get(key) or MemberState(state.path, state.generation)
@@ -195,7 +195,7 @@ def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[Sn
         change.snapshots.retired.append(frame)
 
 
-def _states_of_new(
+def _states_of_new_members(
     change: GroupChange,
 ) -> dict[tuple[str, bytes], MemberState]:
     """Return the states that new members keep for snapshots of the group, by name and generation."""

@@ -10,10 +10,10 @@ from b2array.group import embedded
 from b2array.group.group_forks import Changes
 from b2array.store.base import Head
 
-__all__ = ["note_tables"]
+__all__ = ["update_table_list"]
 
 
-def note_tables(changes: Changes, change: GroupChange) -> None:
+def update_table_list(changes: Changes, change: GroupChange) -> None:
     """List the tables that a transaction makes, and no tables that it removes, as a part of its commit.
 
     A group without an embedding frame has no such list, and neither has a group in an object store, which python-blosc2
@@ -35,4 +35,4 @@ def note_tables(changes: Changes, change: GroupChange) -> None:
         others = [path for path in changes.view.members().values() if table_of(path) and path not in removed]
         tables |= {table_of(path): describes_a_table(changes.view.store_of(path)) for path in others}
     tables |= {table_of(path): is_description(change.members[path].draft.state) for path in made}
-    embedded.note_tables(schunk, tables)
+    embedded.list_tables(schunk, tables)

@@ -32,7 +32,7 @@ from b2array.group.group_forks import NOTHING, Changes, open_draft
 from b2array.group.homes import GroupHome
 from b2array.group.new_members import NewFrame
 from b2array.group.snapshot_writing import prepare_members
-from b2array.group.table_list import note_tables
+from b2array.group.table_list import update_table_list
 
 __all__ = ["Transaction", "begin", "changing", "committing"]
 
@@ -170,7 +170,7 @@ class Transaction(Changes):
         member = change.members.get(path)
         if not change.explicit or path in change.read or (member is not None and member.draft.base is None):
             return
-        found = self.view.find_state(path)
+        found = self.view.find_generation(path)
         if found is None:
             return
         path, generation = found
@@ -312,7 +312,7 @@ class Transaction(Changes):
         drafts = []
         try:
             prepare_members(self, self.change)
-            note_tables(self, self.change)
+            update_table_list(self, self.change)
             drafts = [member.draft for member in self.change.members.values()]
             self._commit()
         except BaseException:

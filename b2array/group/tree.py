@@ -31,7 +31,7 @@ class Names(str):
         """Draw the names of members as a tree below a group."""
         tree = nest(dict.fromkeys(names))
         drawing = cls("\n".join([f"/{printable(group.name)}", *draw_branches(tree)]))
-        drawing._html = put_title("b2array.Group", group.url, [_items(tree)])
+        drawing._html = put_title("b2array.Group", group.url, [_html_of(tree)])
         return drawing
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class Tree:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        parts = [_items(nest(self._members))]
+        parts = [_html_of(nest(self._members))]
         if self._attrs:
             attrs = {name: short(value) for name, value in self._attrs.items()}
             title = f"attributes ({len(attrs)})"
@@ -128,7 +128,7 @@ def _describe(member: Any) -> str:
     return f"cannot be read: {member}"
 
 
-def _items(tree: Mapping[str, Any]) -> str:
+def _html_of(tree: Mapping[str, Any]) -> str:
     """Return the members and groups of a tree as HTML."""
     parts = []
     for name, node in tree.items():
@@ -141,5 +141,5 @@ def _items(tree: Mapping[str, Any]) -> str:
             text = "" if member is None else html_text(_describe(member))
             parts.append(f"<div>{html_text(name)} {text}</div>")
         elif name:
-            parts.append(f'<details open=""><summary><b>{html_text(name)}</b></summary>{_items(node)}</details>')
+            parts.append(f'<details open=""><summary><b>{html_text(name)}</b></summary>{_html_of(node)}</details>')
     return f'<div style="margin-left: 1.2em">{"".join(parts)}</div>'

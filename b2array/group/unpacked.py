@@ -248,7 +248,7 @@ def open_unpacked(
     try:
         refuse_link(work)
         begun = _check_archive(path, replace=mode == "w")
-        home = _prepare(path, work, storage_options, mode, begun, resume=resume)
+        home = _prepare_directory(path, work, storage_options, mode, begun, resume=resume)
     except BaseException:
         # Without a directory, the lock file has no purpose.
         if not os.path.lexists(work):
@@ -259,7 +259,7 @@ def open_unpacked(
     return home
 
 
-def _prepare(
+def _prepare_directory(
     path: str,
     work: str,
     storage_options: Mapping[str, Any],

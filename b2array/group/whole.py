@@ -50,7 +50,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     """
     home = group_at(url, storage_options)
     # Look for the manifest first: if there is one, this is the only request.
-    has_manifest = not home.url.endswith(".b2z") and home.show_manifest()
+    has_manifest = not home.url.endswith(".b2z") and home.look_for_manifest()
     if not has_manifest and is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (has_manifest or exists(home, visible=True)):
@@ -200,7 +200,7 @@ def initialise(group: GroupHome) -> None:
     group.address("")
     _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.pack_empty_frame())
-    group.list_nothing()
+    group.ensure_manifest()
 
 
 def _require_no_frame(group: GroupHome) -> None:
@@ -240,9 +240,9 @@ def consolidate(group: GroupHome | Changes) -> None:
     records = {}
     for path in {*members.values()}:
         if not is_embedded(path):
-            source = group.current(path)
+            source = group.load_current(path)
             records[path] = summary.pack(source.state, source.header)
-    group.update(lambda manifest: manifest.with_summaries(records, members=members))
+    group.update_manifest(lambda manifest: manifest.with_summaries(records, members=members))
     group.refresh()
 
 
@@ -263,7 +263,7 @@ def clear(group: GroupHome) -> None:
         changes.remove(dict(group.members()))
         changes.snapshots.drop(changes.snapshots.ledger.names)
     complete(group)
-    group.list_nothing()
+    group.ensure_manifest()
 
 
 def discard(group: GroupHome) -> None:

@@ -256,7 +256,7 @@ def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[BucketM
     listed_url = group.store_of(row.path).url
     if listed_url.rstrip("/") != store.url.rstrip("/"):
         return None
-    return group.member(row.path), row
+    return group.owner_of(row.path), row
 
 
 def _back_up(revision: Revision, url: str, storage_options: Storage) -> str:

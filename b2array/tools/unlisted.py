@@ -220,7 +220,7 @@ def _states(
     for revision in sorted({*revisions, *wanted} - {""}):
         try:
             row = Row(path, revision)
-            states.append(load_revision(group.member(path), row))
+            states.append(load_revision(group.owner_of(path), row))
         except FileNotFoundError:
             if revision not in wanted:
                 continue

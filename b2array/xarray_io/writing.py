@@ -334,13 +334,13 @@ def _transaction(
                 yield changes
     except BaseException:
         # Leave no half-made group behind.
-        there = home._writable()
+        there = home._home_to_change()
         if isinstance(there, Unpacked):
             there.discard()
         elif is_new:
             whole.discard(cast(GroupHome, there))
         raise
-    if isinstance(home._writable(), Unpacked):
+    if isinstance(home._home_to_change(), Unpacked):
         home.close()
 
 
@@ -369,7 +369,7 @@ def _open_home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) 
             if mode == "r+":
                 raise
         else:
-            there = cast(GroupHome, home._writable())
+            there = cast(GroupHome, home._home_to_change())
             if mode == "w":
                 whole.check_replaceable(there)
             if mode != "r+":
@@ -406,7 +406,7 @@ def _later(
         writes.append(Write(part.values, fork_point, NDArray(handle)._layout, part.region))
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
-    place = cast(GroupHome, home._writable()).address("")  # absolute: tasks may run in another working directory
+    place = cast(GroupHome, home._home_to_change()).address("")  # absolute: tasks may run in another working directory
     shared = Shared(name, (place, dict(options), names, [write.point for write in writes], snapshot))
     return dask.final(writes, name, _commit, shared)
 

@@ -25,7 +25,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_a_damaged_ledger_stops_only_transactions_with_snapshots(url: str) -> None:
-    group_at(url, {}).update(lambda manifest: replace(manifest, kept=b"\xc1"))
+    group_at(url, {}).update_manifest(lambda manifest: replace(manifest, kept=b"\xc1"))
     group = open_group(url, "r+")
     with group.transaction() as changes:
         changes["x"][0] = 7
