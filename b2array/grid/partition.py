@@ -413,4 +413,6 @@ def first_box(shape: Sequence[int], most: int) -> tuple[slice, ...] | None:
     ((slice(0, 2, 1), slice(0, 4, 1)), None)
     """
     first = next(boxes(shape, most), None)
-    return None if first is None else tuple(slice(part.start, part.stop, 1) for part in first)
+    if first is None:
+        return None
+    return tuple(slice(part.start, part.stop, 1) for part in first)

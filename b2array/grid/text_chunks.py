@@ -37,7 +37,8 @@ def average_nbytes(nbytes: int, nitems: int) -> int:
     (10, 32, 1000, 32)
     """
     average = nbytes // max(1, nitems)
-    return max(average, 1 if nitems >= _MANY else USUAL_NBYTES)
+    least = 1 if nitems >= _MANY else USUAL_NBYTES
+    return max(average, least)
 
 
 def item_nbytes(dtype: np.dtype[Any], text_nbytes: int = 0) -> int:
@@ -48,7 +49,9 @@ def item_nbytes(dtype: np.dtype[Any], text_nbytes: int = 0) -> int:
     >>> item_nbytes(np.dtype("i4")), item_nbytes(np.dtypes.StringDType()), item_nbytes(np.dtypes.StringDType(), 500)
     (4, 32, 500)
     """
-    return (text_nbytes or USUAL_NBYTES) if dtype.kind == "T" else dtype.itemsize
+    if dtype.kind != "T":
+        return dtype.itemsize
+    return text_nbytes or USUAL_NBYTES
 
 
 def automatic_text(
