@@ -73,7 +73,6 @@ _FIELDS = {
     "recent": "recent",
     "group": "group_commit",
     "forks_of": "forks_of",
-    "deleted": "deleted",
     "kept": "kept",
     "floor": "floor",
     "takeovers": "takeovers",
@@ -82,7 +81,7 @@ _FIELDS = {
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
 """The fields that are maps in the metalayer."""
-_MERGED = ("fill", "dims", "dtype", "group_commit", "deleted", "floor", "auto", "unknown")
+_MERGED = ("fill", "dims", "dtype", "group_commit", "floor", "auto", "unknown")
 """The fields that writers change. `plan` sets the fields of the commit; some other fields have special rules."""
 _SIZES_CPARAMS = METADATA
 # Only the zeros among checksums can be compressed.
@@ -133,8 +132,6 @@ class Annotations:
         path of the frame in the group. The number is 0 if readers need not know it.
     forks_of : bytes
         The list of the last transactions whose forks were committed without them, as `b2array.format.recent` packs it.
-    deleted : bool
-        Whether this frame only marks the place of a member that was deleted from a group.
     unknown : tuple of (key, value)
         Entries of later versions, which are preserved.
     identity : bytes, optional
@@ -173,7 +170,6 @@ class Annotations:
     recent: bytes = b""
     group_commit: GroupCommit | None = None
     forks_of: bytes = b""
-    deleted: bool = False
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
     identity: bytes | None = None
@@ -224,7 +220,6 @@ class Annotations:
             recent=packed.get("recent", b""),
             group_commit=_group_commit(get("group")),
             forks_of=packed.get("forks_of", b""),
-            deleted=get("deleted") is True,
             unknown=tuple(unknown),
             identity=packed.get("identity") or None,
             kept=packed.get("kept") or None,

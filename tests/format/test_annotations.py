@@ -47,7 +47,6 @@ known = {
     "recent",
     "group",
     "forks_of",
-    "deleted",
     "kept",
     "floor",
 }
@@ -68,7 +67,6 @@ all_annotations = st.builds(
     recent=st.binary(),
     group_commit=st.none() | st.builds(GroupCommit, st.text(), st.integers(0, 2**32), st.text()),
     forks_of=st.binary(),
-    deleted=st.booleans(),
     identity=st.none() | st.binary(min_size=1),
     unknown=st.dictionaries(st.text().filter(lambda key: key not in known) | st.integers(0, 9), plain).map(
         lambda unknown: tuple(unknown.items())
@@ -119,7 +117,6 @@ def test_empty_annotations_say_only_their_version() -> None:
         {"group": ["identity", True, "path"]},
         {"group": ["identity", 1, 2]},
         {"forks_of": "text"},
-        {"deleted": 1},
     ],
 )
 def test_what_does_not_fit_is_ignored(entry: dict) -> None:
