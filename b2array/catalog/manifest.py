@@ -38,6 +38,7 @@ __all__ = [
     "RetiredFrame",
     "Row",
     "check_name",
+    "check_new_name",
     "check_path",
     "data_path",
     "index_name",
@@ -105,21 +106,42 @@ def check_name(name: str) -> str:
     return name.removeprefix("/")
 
 
+def check_new_name(name: str) -> str:
+    """Do the same for a name that a user gives, which must not be one that only python-blosc2 gives to indexes.
+
+    Examples
+    --------
+    >>> check_name("_indexes/column.b2nd/values")
+    '_indexes/column.b2nd/values'
+    >>> check_new_name("_indexes/column.b2nd/values")
+    Traceback (most recent call last):
+    ValueError: '_indexes/column.b2nd/values' cannot name a member: 'column.b2nd' is reserved
+    """
+    name = check_name(name)
+    reserved = next((part for part in name.split("/") if part.endswith(SUFFIXES)), None)
+    # Such a directory may also be the place of an array.
+    if reserved is not None:
+        raise ValueError(f"{name!r} cannot name a member: {reserved!r} is reserved")
+    return name
+
+
 def _reason_to_refuse(name: str) -> str:
     """Return why a name is refused; empty for a valid name."""
     if not name:
         return "it is empty"
     parts = name.split("/")
-    # python-blosc2 gives the indexes of a table the names of its columns, which may have backslashes.
+    # python-blosc2 gives the directories of indexes the names of a table's columns, which may be any.
+    first_column = parts.index(_INDEXES) + 1 if _INDEXES in parts else len(parts)
     if (_CONTROL if _INDEXES in parts else _FORBIDDEN).search(name):
         return "it has control characters or backslashes"
     # Python decodes other bytes in the name of a file to surrogates, which msgpack and object stores refuse.
     if _SURROGATE.search(name):
         return "it cannot be written as UTF-8"
-    for part in parts:
+    for number, part in enumerate(parts, 1):
         if part in ("", ".", ".."):
             return f"it has the part {part!r}"
-        if part == ATTRS or part.endswith(SUFFIXES):
+        is_column = first_column < number < len(parts)
+        if part == ATTRS or (part.endswith(SUFFIXES) and not is_column):
             return f"{part!r} is reserved"
     return ""
 

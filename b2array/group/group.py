@@ -24,7 +24,7 @@ from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.catalog.group_places import group_of
 from b2array.catalog.ledgers import group_ledger
-from b2array.catalog.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
+from b2array.catalog.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, check_new_name, is_attrs, is_embedded
 from b2array.catalog.names_of_members import Members, check_new
 from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
@@ -1344,7 +1344,7 @@ def require_free_name(group: Group, name: str, *, overwrite: bool | None = None)
     With `overwrite`, an existing member may have the name. None means that the user's function has no such argument, so
     the error does not mention it.
     """
-    name = check_name(name)
+    name = check_new_name(name)
     members = group._home.members()
     full = group._prefix + name
     if not overwrite and full in members:

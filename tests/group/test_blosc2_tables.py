@@ -165,27 +165,45 @@ def test_an_index_may_have_a_name_that_no_member_can_have(tmp_path: Path) -> Non
     assert b2array.open(tmp_path / "t.b2d")[r"a\.b"].tolist() == [*range(100)]
 
 
-def test_copies_keep_the_index_of_a_column_with_a_backslash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [r"a\\b", "ends.b2nd", r"both\\.b2f.b2b"])
+def test_copies_keep_the_index_of_a_column_with_a_backslash_or_the_ending_of_a_file(name: str, tmp_path: Path) -> None:
     fields = [("k", int, blosc2.field(blosc2.int64()))]
     theirs = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(tmp_path / "t.b2d"), mode="w")
-    theirs.append((7,))
-    theirs.rename_column("k", r"a\\b")
+    theirs.extend([(60,), (61,), (70,)])
+    theirs.rename_column("k", name)
     theirs.close()
     written = files_of_indexes(tmp_path / "t.b2d")
-    assert any("\\" in name for name in written)
-    b2array.convert(tmp_path / "t.b2d", tmp_path / "copy.b2d")
-    assert files_of_indexes(tmp_path / "copy.b2d") == written
-    with zipfile.ZipFile(tmp_path / "t.b2z", "w") as archive:
+    assert any("\\" in path for path in written) == ("\\" in name)
+    with zipfile.ZipFile(tmp_path / "by-hand.b2z", "w") as archive:
         for path in (tmp_path / "t.b2d").rglob("*.b2*"):
             archive.write(path, path.relative_to(tmp_path / "t.b2d"))
-    assert b2array.open(tmp_path / "t.b2z")[r"a\\b"].tolist() == [7]
+    assert b2array.open(tmp_path / "by-hand.b2z")[name].tolist() == [60, 61, 70]
+    through = f"memory:/{tmp_path}/index.b2d"
+    b2array.convert(tmp_path / "t.b2d", through, verify=True)
+    b2array.convert(through, tmp_path / "t.b2z", verify=True)
+    b2array.convert(tmp_path / "t.b2z", tmp_path / "copy.b2d", verify=True)
+    assert files_of_indexes(tmp_path / "copy.b2d") == written
+    with blosc2.CTable.open(str(tmp_path / "copy.b2d")) as copied:
+        assert copied.where(copied[name] > 60).nrows == 2
     group = b2array.open_group(tmp_path / "g.b2d", "w")
     b2array.open_group(tmp_path / "t.b2d").copy("", group, "t")
-    assert files_of_indexes(tmp_path / "g.b2d" / "t") == written
-    with blosc2.CTable.open(str(tmp_path / "copy.b2d")) as copied:
-        assert copied.where(copied[r"a\\b"] > 6).nrows == 1
-    del group["t"]
+    group.move("t", "u")
+    assert files_of_indexes(tmp_path / "g.b2d" / "u") == written
+    del group["u"]
     assert not [path for path in (tmp_path / "g.b2d").rglob("*") if "_indexes" in path.parts and path.is_file()]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_users_cannot_give_members_names_of_such_indexes(layout: str, tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group.create("_indexes/a", data=[1], layout=layout)
+    with pytest.raises(ValueError, match=r"'a\.b2nd' is reserved"):
+        group["_indexes/a.b2nd/b"] = [2]
+    with pytest.raises(ValueError, match=r"'a\.b2nd' is reserved"):
+        group.require_group("_indexes/a.b2nd/b")
+    with pytest.raises(ValueError, match=r"'a\.b2nd' is reserved"):
+        group.move("_indexes/a", "_indexes/a.b2nd/c")
+    assert b2array.open_group(tmp_path / "g.b2d")["_indexes/a"][...].tolist() == [1]
 
 
 def files_of_indexes(table: Path) -> list[str]:
