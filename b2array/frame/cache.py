@@ -128,6 +128,7 @@ class Cache:
         return slab, slab.memory[start:stop]
 
     def _new_slab(self, nbytes: int, needed: int) -> Slab:
+        """Add and return a slab for tiles like one of `nbytes` bytes, which takes `needed` bytes; evict others."""
         whole = max(needed, min(_SLAB_NBYTES, config.cache_bytes // _LEAST_SLABS))
         self._evict(config.cache_bytes - whole)
         # Entries of small blocks take most of the slab. Assume that the next tiles are like this one.
@@ -179,6 +180,7 @@ class Cache:
         self.add(key, numbers, tile, slab)
 
     def _forget(self, slab: Slab) -> None:
+        """Remove the blocks in a slab from the cache. The memory stays valid for its users."""
         for key, numbers in slab.added:
             of_chunk = self._chunks.get(key, {})
             for n in numbers:
@@ -194,6 +196,7 @@ blocks = Cache()
 
 
 def _shrink() -> None:
+    """Make the cache of this process fit a new setting."""
     blocks.shrink()
 
 
@@ -201,6 +204,7 @@ config.when_assigned("cache_bytes", _shrink)
 
 
 def _after_fork() -> None:
+    """Begin with an empty cache in a forked process."""
     # Another thread may have been in the middle of a change.
     global blocks
     blocks = Cache()

@@ -102,7 +102,7 @@ Steps = Generator[Ask, memoryview, Stored]
 
 
 def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
-    """Read chunks, or at least their wanted blocks, and compare the bytes with their checksums.
+    """Read chunks, or at least their wanted blocks, compare them with their checksums, and return them in order.
 
     Raises
     ------
@@ -139,11 +139,15 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
 
 
 def read_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
-    """Read and yield whole chunks, many at a time, up to a limit in bytes."""
+    """Read and yield the whole chunks `numbers` in order, many at a time, up to a limit in bytes.
+
+    Raises the errors of `fetch`.
+    """
     in_window = _WINDOW_NBYTES // max(1, source.frame.chunksize)
     step = min(max(1, in_window), _WINDOW_CHUNKS)
 
     def windows() -> Iterator[list[ChunkRequest]]:
+        """Yield the requests that `fetch` gets together."""
         for first in range(0, len(numbers), step):
             yield [ChunkRequest(n, None) for n in numbers[first : first + step]]
 
@@ -153,7 +157,7 @@ def read_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
 
 
 def _read_alone(source: Source, request: ChunkRequest) -> Stored:
-    """Read one chunk, with a call of the store for each step."""
+    """Read and return one chunk, with a call of the store for each step; raise the errors of `fetch`."""
     location = source.locate_unchecked(request.chunk)
     if isinstance(location, Location):
         wanted = _Chunk(source, request, location, is_local=True)
@@ -211,11 +215,12 @@ def _read_from_disk(source: Source, request: ChunkRequest) -> Stored | None:
 
 
 def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
-    """Read many chunks, with one wave of requests for each step."""
+    """Read and return many chunks, with one wave of requests for each step; raise the errors of `fetch`."""
     chunks: list[Stored | None] = [None] * len(requests)
     waiting: list[tuple[int, Steps, Ask]] = []
 
     def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
+        """Advance the steps of request `i`: enter its chunk in `chunks`, or let it wait for more bytes."""
         try:
             step = _advance(steps, outcome)
             if isinstance(step, Ask):
@@ -257,6 +262,7 @@ def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored |
 
 
 def _fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
+    """Do the same as `fetch_from`, but trust the cache on disk."""
     outcomes: list[Stored | Exception] = [FormatError("not read")] * len(requests)
     waiting: list[_Waiting] = []
 
@@ -266,6 +272,7 @@ def _fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored 
         steps: Steps,
         outcome: memoryview | FormatError | None,
     ) -> None:
+        """Advance the steps of request `i`: enter its chunk or error in `outcomes`, or let it wait for more bytes."""
         try:
             step = _advance(steps, outcome)
         except (FormatError, UnsupportedError) as error:
@@ -357,7 +364,7 @@ def _refuse_missing(
 
 
 def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
-    """Prefix the message of an error with the chunk and its file, and return the error."""
+    """Return an error with chunk `n` and its file in front of the message."""
     location = source.locate(n)
     where_read = f"chunk {n} of {source.url}"
     if isinstance(location, Location) and chunk_number(location.name) is not None:
@@ -366,7 +373,10 @@ def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
 
 
 def steps_of(source: Source, request: ChunkRequest) -> Steps:
-    """Yield requests for bytes of a chunk, receive the bytes, and return the chunk."""
+    """Yield requests for bytes of a chunk, receive the bytes, and return the chunk.
+
+    A special chunk needs no request. If the generator gets a FormatError instead of bytes, an object has ended early.
+    """
     location = source.locate(request.chunk)
     if not isinstance(location, Location):
         frame = source.frame

@@ -26,7 +26,7 @@ def ledger_in(revision: Revision) -> Ledger:
 
 
 def load_kept_state(revision: Revision, name: str, generation: bytes | None = None) -> Revision:
-    """Return a state that a frame keeps under a name.
+    """Load the state that a frame keeps under a name.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
 
 
 def load_kept_states(revision: Revision, entries: Sequence[Kept]) -> list[Revision]:
-    """Return states that a frame keeps, with one wave of requests.
+    """Load the kept states of a frame that these `entries` of its ledger describe, with one wave of requests.
 
     If other software has changed the frame since, the entries of these states are marked as `suspect`.
 
@@ -100,7 +100,7 @@ def load_kept_states(revision: Revision, entries: Sequence[Kept]) -> list[Revisi
 
 
 def _span_of(revision: Revision, entry: Kept) -> Span:
-    """Return the bytes of a kept state's index: an object of a sparse frame, or a part of a contiguous one."""
+    """Return where a kept state's packed index is: an object of a sparse frame, or a part of a contiguous one."""
     if revision.sparse:
         return Span(object_name(entry.place), 0, entry.nbytes)
     start = revision.start + revision.frame.header_len + entry.place

@@ -162,7 +162,10 @@ def fetch_ahead(
     jobs: Iterable[ChunkRead],
     fetch_window: Callable[[list[ChunkRead]], list[Answer]],
 ) -> Iterator[Answer]:
-    """Fetch chunks of one read, or of several, in bounded windows, a few of them at the same time."""
+    """Fetch chunks of one read, or of several, in bounded windows, a few of them at the same time; yield the answers.
+
+    `fetch_window` fetches the chunks of one window, and returns an answer for each.
+    """
     for window in threads.ahead(fetch_window, windows(jobs), WINDOWS_UNDER_WAY):
         yield from window
         # Free the memory of this window before waiting for the next one.
@@ -170,7 +173,7 @@ def fetch_ahead(
 
 
 def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
-    """Collect plans in windows. One wave of requests fetches a window."""
+    """Collect plans in lists of bounded size, the windows, and yield them. One wave of requests fetches a window."""
     window: list[ChunkRead] = []
     nbytes = 0
     for job in jobs:
@@ -184,7 +187,7 @@ def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
 
 
 def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]]:
-    """Fetch chunks of one read. Raise the error of the first chunk that fails."""
+    """Fetch chunks of one read; return each plan with its chunk, if it wants blocks. Raises the errors of `fetch`."""
     requests = [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]
     # All jobs belong to one reader, and so to one source.
     stored = iter(fetch(jobs[0].reader.source, requests))
@@ -234,7 +237,10 @@ _context = lru_cache(maxsize=64)(Context)
 
 
 def _value(source: Source, stored: Stored, dtype: np.dtype[Any]) -> Array:
-    """Return the item that a special chunk repeats, as an array without dimensions."""
+    """Return the item that a special chunk repeats, as an array without dimensions.
+
+    FormatError: the chunk repeats an item of another size.
+    """
     if is_text(dtype):
         # Only a transaction has such chunks of text: nobody has written them yet.
         return np.array(unpack_item(source.state.annotations.fill or b"", dtype), dtype)
@@ -309,7 +315,7 @@ class ChunkReader(NamedTuple):
     by_slices: bool = True
 
     def run(self, job: ChunkRead, *, in_threads: bool = False) -> None:
-        """Read one chunk; with `in_threads`, several threads decode it."""
+        """Fetch and finish one chunk; with `in_threads`, several threads decode it."""
         stored = None
         if job.wanted:
             (stored,) = fetch(self.source, (ChunkRequest(job.number, job.wanted),))
@@ -338,7 +344,10 @@ class ChunkReader(NamedTuple):
         return chain.from_iterable(map(reader._read_batch, parts(positions, batches.chunks, self.axes), repeat(layout)))
 
     def _read_batch(self, part: Part, layout: Layout) -> Iterable[Numbered]:
-        """Read a part of a batch of chunks; return the chunks to read one by one: all of them, or none."""
+        """Read a part of a batch of chunks into the result; return the chunks to read one by one: all of them, or none.
+
+        The layout of this reader is the layout of the batches, and `layout` the array's.
+        """
         batches = self.layout
         job = self.plan(0, part)
         blocks = job.tiling.numbers
@@ -353,7 +362,7 @@ class ChunkReader(NamedTuple):
         return ()
 
     def copy_open(self, chunk: tuple[int, Part]) -> bool:
-        """Read a chunk if a transaction keeps it open; return whether it did."""
+        """Copy items of a chunk, given its number and part, if a transaction keeps it open; return whether it did."""
         number, part = chunk
         buffer = self.source.buffer
         if buffer is None or number not in buffer.chunks:
@@ -369,7 +378,7 @@ class ChunkReader(NamedTuple):
         return True
 
     def estimate_nbytes(self, n: int, nblocks: int) -> int:
-        """Estimate how many bytes a read of blocks of a chunk will fetch."""
+        """Estimate how many bytes a read of `nblocks` blocks of chunk `n` will fetch."""
         sizes = self.source.known_sizes(n)
         if sizes is not None:
             return int(sizes[0]) * nblocks // self.layout.nblocks
@@ -378,7 +387,7 @@ class ChunkReader(NamedTuple):
         return nblocks * self.layout.block_nbytes
 
     def plan(self, number: int, part: Part) -> ChunkRead:
-        """Decide how to read a chunk, and get its cached blocks."""
+        """Return the plan to read a part of a chunk, with the blocks that the cache has; count its bytes as planned."""
         layout = self.layout
         length = decode.STEP_NBYTES // layout.block_nbytes or 1
         if self.by_slices:
@@ -405,7 +414,7 @@ class ChunkReader(NamedTuple):
         return ChunkRead(self, number, part, tiling, cached, wanted, keep)
 
     def _count_filled(self, coords: Sequence[int]) -> int:
-        """Count the blocks of a chunk that are not all padding."""
+        """Return the number of blocks of the chunk at `coords` that are not all padding."""
         layout = self.layout
         count = 1
         for coord, n, c, b in zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True):
@@ -446,7 +455,7 @@ class ChunkReader(NamedTuple):
             raise prefix_error(f"chunk {job.number} of {self.source.url}", error) from error
 
     def _fill(self, part: Part, value: Array) -> None:
-        """Fill the part of the result that one chunk covers."""
+        """Fill the part of the result that one chunk covers with a value."""
         lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in part.outside]
         put(self.box, part.outside, np.broadcast_to(value, lengths))
 
@@ -482,7 +491,7 @@ class ChunkReader(NamedTuple):
         narrow: bool,
         keep: bool,
     ) -> Tile | TextTile:
-        """Decode blocks of a chunk into one tile.
+        """Decode blocks of a chunk into one tile, and return it.
 
         Parameters
         ----------
@@ -518,14 +527,17 @@ class ChunkReader(NamedTuple):
         return tile
 
     def _decode_text(self, number: int, blocks: Numbers, stored: Stored, *, keep: bool) -> TextTile:
-        """Decode blocks of a chunk of text into one tile."""
+        """Decode blocks of a chunk of text into one tile, and return it; the parameters are as for `decode_blocks`."""
         tile = text_blocks.decode_tile(stored, self.layout, number, blocks, context=self.context)
         if keep:
             cache.blocks.add_tile((self.cache_key, number), blocks, tile, memory_nbytes(tile.data))
         return tile
 
     def decode_whole(self, number: int, *, keep: bool) -> dict[int, CacheEntry]:
-        """Decode a whole chunk that is cut into other blocks than the array, and cut it into blocks of the array."""
+        """Read and decode a whole chunk that has other blocks than the array; return it in blocks of the array.
+
+        With `keep`, the cache keeps these blocks, if it has room.
+        """
         layout = self.layout
         (stored,) = fetch(self.source, (ChunkRequest(number, None),))
         room = cache.blocks.reserve(layout.nblocks, layout.chunk_nbytes) if keep else None
@@ -544,7 +556,10 @@ class ChunkReader(NamedTuple):
         stored: Stored | None,
         reference: Bytes | None,
     ) -> None:
-        """Copy the items of one step to the result, after decoding the blocks that the cache does not have."""
+        """Copy the items of one step to the result, after decoding the blocks that the cache does not have.
+
+        `stored` and `reference` are as for `decode_blocks`; without `stored`, `job.cached` has all blocks.
+        """
         if not self.by_slices:
             items = self._items(job, step, stored, reference)
             for row, part in enumerate(step.parts):
@@ -578,7 +593,10 @@ class ChunkReader(NamedTuple):
         stored: Stored | None,
         reference: Bytes | None,
     ) -> Array:
-        """Return the needed items of the blocks of a step, one block after the other."""
+        """Return the needed items of the blocks of a step, one block after the other.
+
+        The parameters are as for `_copy_step`.
+        """
         layout = self.layout
         numbers = step.numbers
         entries = job.cached

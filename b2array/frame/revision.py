@@ -80,7 +80,7 @@ _FEW_SEARCHES = 8
 
 
 class Owner(Protocol):
-    """Who commits for a frame, and therefore knows its present state: the frame itself, or a group.
+    """What knows which state of a frame counts: the frame alone, or a group.
 
     Owners are values, and can be pickled.
     """
@@ -93,7 +93,7 @@ class Owner(Protocol):
     def load(self, last: Revision, *, even_new: bool = False) -> Revision:
         """Load the present state of a frame, given a state that was read before.
 
-        Without later commits, this reuses the parsed frame. For a state under a name, load that state again.
+        Without later commits, this reuses the parsed frame. For a kept state, load that state again.
 
         Parameters
         ----------
@@ -107,13 +107,13 @@ class Owner(Protocol):
         FileNotFoundError
             There is no frame any more, or the group does not list it any more.
         ConflictError
-            Another frame is in the place, and not `even_new`; or the state under the name was dropped.
+            Another frame is in the place, and not `even_new`; or the kept state was dropped.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Revision(Source):
-    """A frame as it was when it was read.
+    """One committed state of a frame in a store, as it was when it was read.
 
     Parameters
     ----------
@@ -128,13 +128,13 @@ class Revision(Source):
     generation : str
         The name of the state, which changes with every commit.
     owner : Owner
-        Commits for the frame, and knows its present state.
+        Knows which state of the frame counts.
     unique : str
         The identity of the file; see `b2array.store.base.Head`.
     header : bytes
-        The stored header. Empty for a state under a name, and after unpickling.
+        The stored header. Empty for a kept state, and after unpickling.
     at : Kept, optional
-        For a state that is kept under a name, its entry in the frame's ledger.
+        For a kept state, its entry in the frame's ledger.
     ends : tuple of Tail
         The ends of the file that were read with the index.
     contents : bytes
@@ -204,7 +204,7 @@ class Revision(Source):
 
     @property
     def expected_version(self) -> Version | None:
-        """The version that the file must have during a read."""
+        """The version that the file or object must have during a read; None if reads do not compare versions."""
         return self._expected
 
     def _last_bytes(self) -> tuple[bytes, int]:
@@ -218,14 +218,14 @@ class Revision(Source):
     def _new_cache_key(self, *, is_ours: bool) -> object | None:
         """Return the key of this frame's blocks in the cache; None if they must not be cached.
 
-        Two snapshots have equal keys only if their blocks are equal. A key consists of the place and state of the file
+        Two revisions have equal keys only if their blocks are equal. A key consists of the place and state of the file
         (`unique`: the store, the object, its version), the frame's start in it, and the generation. All of these are
         needed: files can be exact copies of each other, a file can contain many frames, and other software rewrites
         chunks without a change of header, index or trailer.
 
         In some cases, these parts do not distinguish all states: for directories, because each chunk has another
         version; for local files that were changed a moment ago; for states that this process committed or unpickled;
-        and for frames by b2array in stores without versions, such as HTTP. Then no other snapshot gets the same key, so
+        and for frames by b2array in stores without versions, such as HTTP. Then no other revision gets the same key, so
         that a refresh or another open starts with an empty cache. Frames by other software in such stores are not
         cached at all.
         """
@@ -237,7 +237,10 @@ class Revision(Source):
         return blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def staleness(self) -> ConflictError | None:
-        """Return the error for a reader if the store does not hold this state any more; None if it does."""
+        """Load the present state: return the error for a reader if this state does not count any more; otherwise None.
+
+        None as well if the store fails, because then the answer is unknown.
+        """
         try:
             current = self.owner.load(self)
         except FileNotFoundError:
@@ -257,7 +260,7 @@ class Revision(Source):
         return None if is_same else stale_reader(self.url)
 
     def _is_replaced(self) -> bool:
-        """Whether the store certainly has another header now, or nothing that can be read."""
+        """Read the header: whether the store has another one now, or nothing that can be read; False if unknown."""
         if not self.header:
             return False
         try:
@@ -347,6 +350,7 @@ class Revision(Source):
 
     @property
     def _uses_disk(self) -> bool:
+        """Whether reads use the cache on disk."""
         return config.disk_cache is not None and self.trusts_disk and not self.store.can.local
 
     def without_disk_cache(self) -> Revision:
@@ -378,6 +382,7 @@ class Revision(Source):
         return self.version is not None and (is_ours or (not self.sparse and self.store.may_keep(self.version)))
 
     def _content_of(self, span: Span) -> ContentName | None:
+        """Return the name of the bytes of a span in the cache on disk; None for bytes that it must not keep."""
         entry = chunk_number(span.name) if self.sparse else span.start - self.start - self.frame.header_len
         n = self._number_of(entry)
         if n is None:
@@ -385,7 +390,7 @@ class Revision(Source):
         return self._content_of_chunk(n, span)
 
     def _content_of_chunk(self, n: int, span: Span) -> ContentName | None:
-        """Return the name of a span that begins in chunk `n`."""
+        """Return the name of the bytes of a span that begins in chunk `n`; None for bytes that have no name."""
         named = self._names.get(n) or self._name_chunk(n)
         content, stop = named
         if content is not None and span.stop <= stop:
@@ -396,7 +401,10 @@ class Revision(Source):
         return self._content_of_version(base)
 
     def _name_chunk(self, n: int) -> tuple[ContentName | None, int]:
-        """Return the name of a chunk, and where the chunk ends; None if nothing but its version names it."""
+        """Return the name of the bytes of chunk `n`, and where they end; None if only the file's version names them.
+
+        This remembers the result.
+        """
         described, state = self.frame, self.state
         record = int(state.records[n])
         identity = state.annotations.identity
@@ -567,6 +575,7 @@ def _unpickle(
     name: str,
     title: str,
 ) -> Revision:
+    """Restore a pickled revision from a frame without an index, the packed index, and other fields."""
     state = with_index(thin, index)
     return Revision(store, state, start, version, generation, owner, at=at, name=name, title=title)
 
@@ -628,7 +637,7 @@ def read_frame(
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
-    read = partial(_read, store, owner, start, bare=bare, with_contents=with_contents, sparse=sparse)
+    read = partial(_read_once, store, owner, start, bare=bare, with_contents=with_contents, sparse=sparse)
     for _ in range(config.retries):
         # Another writer may have changed the file between two waves of requests: try again.
         with suppress(ConflictError):
@@ -636,7 +645,7 @@ def read_frame(
     return read()
 
 
-def _read(
+def _read_once(
     store: Store,
     owner: Owner,
     start: int,
@@ -648,6 +657,11 @@ def _read(
     cached: bool = False,
     accepts: Callable[[Version], bool] | None = None,
 ) -> Revision:
+    """Read the frame that is in a store, once; the parameters are as for `read_frame`.
+
+    With `in_one_wave`, one wave of requests reads the beginning and the end of a file. ConflictError: another writer
+    has changed the file between two requests.
+    """
     if sparse is None and store.is_prefix:
         sparse = True
     elif sparse is None and start:
@@ -674,7 +688,7 @@ def _read(
         # In object stores, an empty object may stand for the directory.
         name, head = objects[-1]
     version = head.version
-    parse_head = partial(_parse, store, name, owner, head, version, start, bare=bare, cached=cached)
+    parse_head = partial(_parse_frame, store, name, owner, head, version, start, bare=bare, cached=cached)
     if tail is None or name or tail.version != version:
         return parse_head(with_contents=with_contents)
     try:
@@ -683,7 +697,7 @@ def _read(
         if version:
             raise
         # Without versions, only this error shows that the beginning and the end belong to different states.
-        return _read(store, owner, start, bare=bare, with_contents=with_contents, in_one_wave=False)
+        return _read_once(store, owner, start, bare=bare, with_contents=with_contents, in_one_wave=False)
 
 
 def read_named(
@@ -699,7 +713,7 @@ def read_named(
 
     Parameters and errors are as for `read_frame`.
     """
-    read = partial(_parse, store, name, owner, bare=bare, with_contents=with_contents)
+    read = partial(_parse_frame, store, name, owner, bare=bare, with_contents=with_contents)
     if cached and config.disk_cache is not None:
         (head,), _ = store.ends_through([name], _FIRST_READ, accepts=lambda _: True)
         # A copy that cannot be read is read again.
@@ -756,7 +770,7 @@ def load_from_header(
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
     head = Head(memoryview(data), None, unique)
-    return _parse(store, FRAME_NAME if sparse else "", owner, head, version, with_contents=True)
+    return _parse_frame(store, FRAME_NAME if sparse else "", owner, head, version, with_contents=True)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
@@ -784,7 +798,7 @@ def is_of_zarr(store: Store) -> bool:
     return may_be_zarr and any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1))
 
 
-def _parse(
+def _parse_frame(
     store: Store,
     name: str,
     owner: Owner,
@@ -797,6 +811,11 @@ def _parse(
     with_contents: bool = False,
     cached: bool = False,
 ) -> Revision:
+    """Parse the frame whose beginning is `head`, of the object `name`; read what is missing.
+
+    `version` is the version of that object, and `end` the end of the file, if it was read. The other parameters are as
+    for `read_frame`. FormatError or UnsupportedError: this is no frame, or not one of the expected kind.
+    """
     data = head.data
     content = _content_in(store, version) if cached else None
     try:
@@ -822,7 +841,7 @@ def _parse(
     if described.is_ours:
         generation = described.fingerprint.hex()
     else:
-        generation = _digest(header, tail, version)
+        generation = _name_foreign_state(header, tail, version)
     state = State(described, None) if bare else parse(described)
     ends: tuple[Tail, ...] = ()
     # The indexes of kept states are often in the bytes that were just read, which spares a wave of requests.
@@ -866,7 +885,7 @@ def wrong_kind(kind: FrameType) -> FormatError:
     return FormatError(f"expected a {expected.name.lower()} frame, found a {kind.name.lower()} one")
 
 
-def _digest(header: bytes, tail: Buffer, version: Version | None) -> str:
+def _name_foreign_state(header: bytes, tail: Buffer, version: Version | None) -> str:
     """Return a name for a state that other software wrote.
 
     The version is part of it, because other software rewrites chunks without a change of header, index or trailer.

@@ -122,6 +122,7 @@ def read_batch(source: Revision, layout: Layout, numbers: Int64Array, context: C
 
 
 def _special(source: Revision, layout: Layout, special: Special) -> Bytes:
+    """Return the data of a chunk that repeats a special value."""
     described = source.frame
     chunk = encode.special_chunk(
         special,
