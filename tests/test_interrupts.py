@@ -71,7 +71,19 @@ def test_an_interrupted_change_is_whole_or_undone_and_the_transaction_goes_on(
             assert np.array_equal(b2array.open(url)[...], found)
 
 
-_LOCKING = {"__enter__", "__exit__", "_attempt", "_commit", "_lock", "_on_newest", "_show", "commit", "lock", "locked"}
+_LOCKING = {
+    "__enter__",
+    "__exit__",
+    "_attempt",
+    "_commit",
+    "_last_attempt",
+    "_lock_member",
+    "_show",
+    "_take_lock",
+    "commit",
+    "lock",
+    "locked",
+}
 
 
 def _is_locking(frame: FrameType, _: str) -> bool:

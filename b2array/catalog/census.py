@@ -133,10 +133,10 @@ def embedded_extents(state: State, url: str) -> dict[str, range | None]:
     if not isinstance(entries, Mapping):
         raise FormatError(f"{url}: expected a map of embedded members, found another value")
     nbytes = state.frame.nbytes
-    extents = {_name(url, key): _extent(url, nbytes, key, entry) for key, entry in entries.items()}
+    extents = {_name_of_key(url, key): _range_of(url, nbytes, key, entry) for key, entry in entries.items()}
     for key, entry in find_objects(state, url).items():
         if not isinstance(entry, Mapping) or entry.get("kind") != TABLE:
-            extents[_name(url, key)] = None
+            extents[_name_of_key(url, key)] = None
     return extents
 
 
@@ -152,7 +152,7 @@ def find_objects(state: State, url: str) -> Mapping[str, Any]:
     return objects
 
 
-def _name(url: str, key: Any) -> str:
+def _name_of_key(url: str, key: Any) -> str:
     """Return the name of an embedded member, without the slash before it in the `key`.
 
     FormatError: this is not a name. UnsupportedError: b2array cannot give the name to a member.
@@ -168,7 +168,7 @@ def _name(url: str, key: Any) -> str:
     return name
 
 
-def _extent(url: str, nbytes: int, key: str, entry: Any) -> range | None:
+def _range_of(url: str, nbytes: int, key: str, entry: Any) -> range | None:
     """Return the byte range of an embedded member, given its `entry` in the map; None for a reference to a server.
 
     FormatError: the range exceeds the data, which has `nbytes` bytes.

@@ -140,7 +140,7 @@ def require_intact(source: Source, *, deep: bool, besides: State | None = None) 
     """
     wanted = source.frame.offsets >= 0
     if besides is not None:
-        wanted &= ~_is_shared(source.state, besides)
+        wanted &= ~_find_shared(source.state, besides)
     lost = source.state.annotations.lost
     stored = [n for n in np.flatnonzero(wanted).tolist() if n not in lost]
     if deep:
@@ -154,7 +154,7 @@ def require_intact(source: Source, *, deep: bool, besides: State | None = None) 
         fetch(source, [ChunkRequest(n, None) for n in raw])
 
 
-def _is_shared(one: State, other: State) -> npt.NDArray[np.bool_]:
+def _find_shared(one: State, other: State) -> npt.NDArray[np.bool_]:
     """Return for each chunk of a state whether another state has the same chunk at the same place, under any number."""
     offsets = one.frame.offsets
     places = other.frame.offsets

@@ -138,13 +138,13 @@ def find_paths(group: Store, names: Collection[str], manifest: Manifest) -> dict
     for name in names:
         for suffix in SUFFIXES:
             path = f"{name}{suffix}"
-            if _remains(group, path, manifest):
+            if _has_frame(group, path, manifest):
                 names_by_path[path] = name
     inner = embedded_paths(group, manifest)
     return names_by_path | {inner[name]: name for name in inner.keys() & set(names)}
 
 
-def _remains(group: Store, path: str, manifest: Manifest) -> bool:
+def _has_frame(group: Store, path: str, manifest: Manifest) -> bool:
     """Read the place of a path; return whether a frame is there that no pending step deletes."""
     step = manifest.pending.get(path)
     if step is None:

@@ -82,7 +82,7 @@ class New:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the new frame, with a packed index."""
         thin, packed_index = self.state.without_index(0)
-        return _new, (
+        return _restore_new, (
             thin,
             packed_index,
             self.state.annotations,
@@ -92,7 +92,7 @@ class New:
         )
 
 
-def _new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any) -> New:
+def _restore_new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any) -> New:
     """Restore a pickled `New` from its parts; `rest` are the arguments after `state`."""
     state = with_index(thin, packed_index, annotations)
     return New(state, *rest)
@@ -340,12 +340,12 @@ def _check_snapshots(change: ChangeSet, base: Revision, current: Revision) -> No
     now = ledger_of(current.state)
     kept = [keep.entry.name for keep in change.keeps]
     names = sorted({*kept, *change.drops})
-    conflicts = [name for name in names if _identify(before.find(name)) != _identify(now.find(name))]
+    conflicts = [name for name in names if _identify_kept(before.find(name)) != _identify_kept(now.find(name))]
     if conflicts:
         raise ConflictError(f"{current.url}: the snapshots {conflicts} were made or dropped by another writer as well")
 
 
-def _identify(entry: Kept | None) -> object:
+def _identify_kept(entry: Kept | None) -> object:
     """Return a value that identifies a kept state, even after the state has moved within its file."""
     return None if entry is None else (entry.time, entry.generation)
 
@@ -404,7 +404,7 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     if ours is None or theirs is None or _forked_state(a, ours) != _forked_state(b, theirs):
         raise ConflictError(f"{url}: expected forks of one state of a transaction, found forks of different ones")
     _, of_a, of_b = np.intersect1d(a.numbers, b.numbers, assume_unique=True, return_indices=True)
-    differ = ~_are_equal(a, of_a, b, of_b)
+    differ = ~_have_equal_chunks(a, of_a, b, of_b)
     if differ.any():
         numbers = a.numbers[of_a[differ]]
         raise fork_conflict(url, numbers.tolist())
@@ -461,11 +461,11 @@ def _join_segments(a: ChangeSet, b: ChangeSet) -> tuple[tuple[Segment, ...], Int
     The extents of `a` come first.
     """
     segments = list(a.segments)
-    places = {_key(segment): k for k, segment in enumerate(segments)}
+    places = {_segment_key(segment): k for k, segment in enumerate(segments)}
     moves = []
     for segment in b.segments:
         # One fork can serve many workers. Each of them then returns the segments that the fork had before.
-        place = places.get(_key(segment))
+        place = places.get(_segment_key(segment))
         if place is None:
             place = len(segments)
             segments.append(segment)
@@ -478,7 +478,7 @@ def _join_segments(a: ChangeSet, b: ChangeSet) -> tuple[tuple[Segment, ...], Int
     return tuple(segments), np.concatenate([a.extents, extents])
 
 
-def _key(segment: Segment) -> object:
+def _segment_key(segment: Segment) -> object:
     """Return a key that identifies a segment: part of a spool by its value, any other segment by its identity."""
     return segment if isinstance(segment, SpoolPart) else id(segment)
 
@@ -488,7 +488,7 @@ def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:
     return of_fork.transaction, of_fork.epoch, change.base
 
 
-def _are_equal(
+def _have_equal_chunks(
     a: ChangeSet,
     of_a: Int64Array,
     b: ChangeSet,

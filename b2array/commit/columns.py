@@ -33,7 +33,7 @@ def refuse_columns(store: Store) -> None:
     parts = _COLUMN.fullmatch(store.url)
     if parts is None:
         return
-    descriptions = _descriptions(store, parts["table"], parts["path"])
+    descriptions = _places_of_description(store, parts["table"], parts["path"])
     if any(map(describes_a_table, descriptions)):
         raise ReadOnlyError(
             f"{store.url} belongs to a table of python-blosc2, whose indexes and counts of rows would no longer be "
@@ -47,7 +47,7 @@ def table_of(path: str) -> str:
     return outer if name in _DESCRIPTION else ""
 
 
-def _descriptions(store: Store, table: str, path: str) -> list[Store]:
+def _places_of_description(store: Store, table: str, path: str) -> list[Store]:
     """Return the places where a table may describe itself, given the `path` of a part of it in the table; read nothing.
 
     `store` is the place of that part.

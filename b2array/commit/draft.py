@@ -48,12 +48,12 @@ __all__ = [
     "Draft",
     "detect_replacement",
     "discard_quietly",
+    "discard_unneeded",
     "make_abandoned_error",
     "make_removed_error",
     "mark_lost",
     "rise_above",
     "warn_of_forgotten",
-    "withdraw",
 ]
 
 Mask = npt.NDArray[np.bool_]
@@ -232,7 +232,7 @@ class Draft(Source):
         self.destination, self.store = Destination(store), store
         if base is None and not (is_same and not overwrite):
             is_sparse = start.frame.frame_type == FrameType.SPARSE
-            self.destination, self.store = _destination(store, is_sparse=is_sparse, overwrite=overwrite)
+            self.destination, self.store = _find_destination(store, is_sparse=is_sparse, overwrite=overwrite)
             start = _with_used_numbers(start, self.destination.old)
         self.base, self.state = base, start
         self.new = New(start, overwrite or is_same, replaces, is_same) if base is None else None
@@ -539,7 +539,7 @@ class Draft(Source):
 
     # The end.
 
-    def settle(self, committed: Frame) -> None:
+    def finish(self, committed: Frame) -> None:
         """Clean up after a commit: end the transaction and its forks, and remove new files that no index names.
 
         `committed` is the frame after the commit. Errors of the store are ignored when files are removed.
@@ -568,7 +568,7 @@ class Draft(Source):
             if self.destination.aside:
                 discard_quietly(self.store)
             else:
-                withdraw(self.store, files)
+                discard_unneeded(self.store, files)
                 if self.destination.makes_directory and not files.is_needed:
                     self.store.drop_directory()
         finally:
@@ -576,7 +576,7 @@ class Draft(Source):
                 self.forks.at_end.close()
 
 
-def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Destination, Store]:
+def _find_destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Destination, Store]:
     """Look for an old frame; return the destination of a new one, and the store to write to.
 
     With `overwrite`, that store is beside the place if a frame of the other layout is there.
@@ -706,7 +706,7 @@ def _is_vacant(store: Store) -> bool:
     return False
 
 
-def withdraw(store: Store, files: CreatedFiles) -> None:
+def discard_unneeded(store: Store, files: CreatedFiles) -> None:
     """Remove the created files that no state in the store needs, as far as possible; without locks, do nothing.
 
     This reads the present state, the kept states, and the states that snapshots of groups need, under the locks of the

@@ -126,7 +126,7 @@ class ForkPoint:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the point, with the bytes of chunks that are only in memory."""
         # Leave out `files` and `makes_directory`: only the process of the transaction removes files.
-        return _point, (
+        return _restore_point, (
             self.store,
             self.base,
             self.transaction,
@@ -141,7 +141,7 @@ class ForkPoint:
         )
 
 
-def _point(store: Store, base: Revision | None, transaction: bytes, *rest: Any) -> ForkPoint:
+def _restore_point(store: Store, base: Revision | None, transaction: bytes, *rest: Any) -> ForkPoint:
     """Restore a pickled fork point; in the process of its transaction, with the list of the transaction's files.
 
     `rest` are the further arguments of `ForkPoint`.

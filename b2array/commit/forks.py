@@ -44,7 +44,7 @@ from b2array.commit.changes import (
     rebase_change,
 )
 from b2array.commit.cursor import Ended
-from b2array.commit.draft import Delta, Draft, detect_replacement, withdraw
+from b2array.commit.draft import Delta, Draft, detect_replacement, discard_unneeded
 from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, make_portable
 from b2array.commit.frame_commit import commit
 from b2array.commit.handle import Handle
@@ -128,10 +128,10 @@ def _choose_first_and_directory(draft: Draft, transaction: bytes) -> tuple[int, 
 def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
     """Prepare a transaction for forks, and return the point from which they start.
 
-    This encodes open chunks. The first call writes the journal, and starts a thread that rewrites it. With `lasts`,
-    there is no thread, and the chunks of forks remain when this draft ends, because `commit_changes` will commit them,
-    perhaps in another process. FileExistsError: the draft replaces a frame of the other layout. ConflictError: the
-    transaction has ended.
+    This encodes open chunks, and keeps the point and the base in the draft's register. The first call writes the
+    journal, and starts a thread that rewrites it. With `lasts`, there is no thread, and the chunks of forks remain when
+    this draft ends, because `commit_changes` will commit them, perhaps in another process. FileExistsError: the draft
+    replaces a frame of the other layout. ConflictError: the transaction has ended.
     """
     draft.staging.require_open()
     draft.flush()
@@ -223,7 +223,7 @@ def abandon_write(point: ForkPoint) -> None:
     """
     # Tasks that still run in other threads then notice that the write has failed.
     point.files.end()
-    withdraw(point.store, point.files)
+    discard_unneeded(point.store, point.files)
     remove_journal(point)
 
 
@@ -320,7 +320,7 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
         slots, nslots = None, 0
         if region is not None:
             state = apply_change(point.change, point.state)
-            slots, nslots = _slots(state.require_layout(), region)
+            slots, nslots = _number_slots(state.require_layout(), region)
         return Staging(
             point.store,
             None,
@@ -338,7 +338,7 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
     return Staging(point.store, spool, 0, transaction=point.files)
 
 
-def _slots(
+def _number_slots(
     layout: Layout,
     region: Part,
 ) -> tuple[Callable[[int], int], int]:

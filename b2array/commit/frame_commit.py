@@ -65,7 +65,7 @@ def commit(draft: Draft) -> Revision:
     except BaseException:
         draft.abort()
         raise
-    draft.settle(snapshot.frame)
+    draft.finish(snapshot.frame)
     return snapshot
 
 
@@ -75,10 +75,10 @@ def _commit_draft(draft: Draft) -> Revision:
     # In an object store, only the group may replace a member.
     if last is not None and last.owner.lists_revisions:
         return commit_member(draft)
-    return _make(draft) if draft.base is None else _change(draft)
+    return _commit_new(draft) if draft.base is None else _commit_existing(draft)
 
 
-def _make(draft: Draft) -> Revision:
+def _commit_new(draft: Draft) -> Revision:
     """Commit a new frame, which may replace an old one, and return its first state.
 
     This takes the lock of the manifest around the place, if there is one, and the lock of the old frame, unless
@@ -148,7 +148,7 @@ def _overwrite(draft: Draft) -> Revision:
         except (ConflictError, FileExistsError):  # another writer was faster
             draft.destination = draft.destination._replace(old=find_frame(place))
             continue
-        if not _has_changed(old, committed):
+        if not _has_old_changed(old, committed):
             _remove_old(draft, committed)
             return committed
         # A group has adopted the frame of the other layout meanwhile, so remove the new frame and try again.
@@ -157,7 +157,7 @@ def _overwrite(draft: Draft) -> Revision:
     raise too_many_conflicts(place)
 
 
-def _has_changed(old: Revision | None, committed: Revision) -> bool:
+def _has_old_changed(old: Revision | None, committed: Revision) -> bool:
     """Ask the store whether another writer has changed the old frame, of the other layout, since it was read.
 
     False if `committed` has replaced the old frame, or without an old frame.
@@ -197,7 +197,7 @@ def _remove_old(draft: Draft, committed: Revision) -> None:
         draft.destination.place.delete([old.name, *chunks])
 
 
-def _change(draft: Draft) -> Revision:
+def _commit_existing(draft: Draft) -> Revision:
     """Rebase a draft on the newest state, carry out the plan of the result, and return the new state.
 
     If another writer was faster, this tries again. Each attempt takes the lock of the frame. If a group has adopted the
@@ -403,7 +403,7 @@ def carry_out(intended: Plan, draft: Draft, current: Revision | None) -> Revisio
 
     generation = state.frame.fingerprint.hex()
     if current is not None and intended.step == CommitStep.APPEND and draft.store.can.append:
-        version = _extend(intended, draft, current)
+        version = _append_and_patch(intended, draft, current)
         return Revision(draft.store, state, 0, version, generation, ALONE, header=intended.header)
 
     def keep() -> None:
@@ -411,14 +411,14 @@ def carry_out(intended: Plan, draft: Draft, current: Revision | None) -> Revisio
         draft.staging.files.is_needed |= not draft.store.can.lock
 
     write = _make_write(intended, draft, current)
-    look = partial(look_at_frame, draft.store, state, _replaced(draft, current), sparse=draft.sparse)
+    look = partial(look_at_frame, draft.store, state, _version_to_replace(draft, current), sparse=draft.sparse)
     written = write_once(draft.store, write, look, keep=keep)
     if written.content is not None:
         return written.content
     return Revision(draft.store, state, 0, written.version, generation, ALONE, header=intended.header)
 
 
-def _replaced(draft: Draft, current: Revision | None) -> Version | None:
+def _version_to_replace(draft: Draft, current: Revision | None) -> Version | None:
     """Return the version of the only file or object that a commit may replace; None without such a condition."""
     if current is not None:
         return current.version
@@ -432,7 +432,7 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
     raises ConflictError if another writer was faster, and FileExistsError if the place of a new frame is occupied.
     """
     store, name, new = draft.store, draft.name, draft.new
-    expected = _replaced(draft, current)
+    expected = _version_to_replace(draft, current)
     exclusive = current is None and new is not None and not new.overwrite
     if current is not None and intended.step == CommitStep.APPEND:
         # A store that cannot append gets a whole new object.
@@ -446,7 +446,7 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
     return partial(store.replace, name, bytes_of_plan(intended, draft), expected=expected)
 
 
-def _extend(intended: Plan, draft: Draft, current: Revision) -> Version | None:
+def _append_and_patch(intended: Plan, draft: Draft, current: Revision) -> Version | None:
     """Append the new chunks and the tail to the file, then change its header, and return the file's new version.
 
     After a failure, this restores the old header and the old length.

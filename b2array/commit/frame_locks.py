@@ -88,7 +88,7 @@ def _lock_without_pending(
             _release(lock)
             raise
         _release(lock)
-        _take(*waiting)
+        _take_under_lock(*waiting)
 
 
 def publish_waiting(owner: LocalMember) -> None:
@@ -98,10 +98,10 @@ def publish_waiting(owner: LocalMember) -> None:
     """
     step = _pending_of(owner.group).get(owner.path)
     if step is not None and step.kind == "frame":
-        _take(owner.group, owner.path, step)
+        _take_under_lock(owner.group, owner.path, step)
 
 
-def _take(group: Store, path: str, step: PendingStep) -> None:
+def _take_under_lock(group: Store, path: str, step: PendingStep) -> None:
     """Take a pending step of a local group, under the lock of its manifest; the manifest still lists the step.
 
     This waits for that lock, unless this thread holds it already.

@@ -99,9 +99,9 @@ class Handle:
 
     def _show(self, revision: Revision, draft: Draft | None = None) -> None:
         """Show a revision from now on, in the transaction of `draft`; by default leave the transaction."""
-        self._move(self.cursor.at(revision), draft)
+        self._set_cursor(self.cursor.at(revision), draft)
 
-    def _move(self, cursor: Pinned | Following, draft: Draft | None) -> None:
+    def _set_cursor(self, cursor: Pinned | Following, draft: Draft | None) -> None:
         """Set cursor and draft of this handle, and take the store of the cursor's state."""
         self.store = cursor.revision.store
         self.cursor, self._draft = cursor, draft
@@ -132,7 +132,7 @@ class Handle:
         """
         with self.mutex.held:
             cursor = self.cursor.look()
-            self._move(cursor, self._draft)
+            self._set_cursor(cursor, self._draft)
             return cursor.revision
 
     @property
@@ -192,7 +192,7 @@ class Handle:
                     if current is not None:
                         self._show(current, self._draft)
                         return current
-        _explain(source, error)
+        _raise_clearer(source, error)
         try:
             raise error
         finally:
@@ -274,7 +274,7 @@ class Handle:
         with self.mutex.held, ExitStack() as locks:
             if self._draft is None:
                 if not self.locked:
-                    locks.enter_context(self._lock())
+                    locks.enter_context(self._take_lock())
                 self._show(self._reload())
                 # The numbers in the change may now stand for other chunks.
                 if not anywhere and not self.revision.has_same_chunks(before):
@@ -286,10 +286,10 @@ class Handle:
         try:
             return self.revision.owner.load(self.revision)
         except MISSING as error:
-            _explain(self.revision, error)
+            _raise_clearer(self.revision, error)
             raise
 
-    def _lock(self) -> AbstractContextManager[object]:
+    def _take_lock(self) -> AbstractContextManager[object]:
         """Take and return the lock of the frame, after taking the step that may be pending for it.
 
         ConflictError: its directory was deleted, or replaced by a file.
@@ -297,7 +297,7 @@ class Handle:
         try:
             return writers_lock(self.store, self.revision.name)
         except MISSING as error:
-            _explain(self.revision, error)
+            _raise_clearer(self.revision, error)
             raise
 
     @contextmanager
@@ -313,7 +313,7 @@ class Handle:
                     with joined.attempt():
                         yield joined
                 except (FormatError, UnsupportedError, FileNotFoundError, NotADirectoryError) as error:
-                    _explain(joined, error)
+                    _raise_clearer(joined, error)
                     raise
                 return
             draft = self.new_draft(locked=locked)
@@ -322,7 +322,7 @@ class Handle:
         except BaseException as error:
             draft.abort()
             if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
-                _explain(draft, error)
+                _raise_clearer(draft, error)
             raise
         with self.mutex.held:
             self._commit(draft)
@@ -339,7 +339,7 @@ class Handle:
                 self._show(committed, self._draft)
             warn_of_forgotten(draft)
         except (FormatError, *MISSING) as error:
-            _explain(draft, error)
+            _raise_clearer(draft, error)
             raise
         except KeyboardInterrupt:
             # Ctrl-C may have come after the commit, so show the state in the store; if it cannot be read, keep the old
@@ -445,7 +445,7 @@ class Handle:
                     publish_waiting(owner)
                 revision = revision.owner.load(revision)
             except MISSING as error:
-                _explain(revision, error)
+                _raise_clearer(revision, error)
                 raise
             self._show(revision, self._draft)
         if not revision.header:
@@ -478,7 +478,7 @@ class Handle:
         with self.mutex.held:
             if self._draft is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
-            self._move(self.cursor.newest(), None)
+            self._set_cursor(self.cursor.newest(), None)
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them."""
@@ -553,7 +553,7 @@ def _find_moved(source: Revision, error: Exception) -> Revision | None:
     return current if is_elsewhere and current.generation == source.generation else None
 
 
-def _explain(source: Source, error: B2ArrayError | OSError) -> None:
+def _raise_clearer(source: Source, error: B2ArrayError | OSError) -> None:
     """Raise a clearer error if possible: one with the URL in it, or a ConflictError if another writer is the cause.
 
     To find the cause, this reads the state in the store. Other software moves chunks within its file, and a writer may

@@ -134,9 +134,9 @@ class Disk:
             member = change.members.get(path)
             if member is None:
                 store = self.store.below(path)
-                self._lock(path, store, inspect_place(store).name or "", locks)
+                self._lock_member(path, store, inspect_place(store).name or "", locks)
             else:
-                self._lock(path, member.draft.store, member.draft.name, locks)
+                self._lock_member(path, member.draft.store, member.draft.name, locks)
         return Attempt(before, version, self._find_facts(change, before, read), locks)
 
     def _require_same_directory(self) -> None:
@@ -148,7 +148,7 @@ class Disk:
         if self._directory not in (0, number):
             raise another_group(self.store.url)
 
-    def _lock(self, path: str, store: Store, name: str, locks: Locks) -> None:
+    def _lock_member(self, path: str, store: Store, name: str, locks: Locks) -> None:
         """Take the lock of a member, unless this attempt holds it, and append it to `locks`.
 
         The header of the member is in the object `name`. ConflictError: the member is gone.
@@ -296,7 +296,8 @@ class Disk:
     def write(self, change: GroupChange, attempt: Attempt, after: Manifest, objects: Mapping[str, bytes]) -> None:
         """Write the lists that the manifest names, and then the manifest; or take a single step, which is the commit.
 
-        This sets `change.committed`. Overtaken: another writer has replaced the manifest, without its lock.
+        This sets `change.committed`. Overtaken: another writer has replaced the manifest, without its lock. Raises the
+        errors of `write_manifest`.
         """
         own = attempt.staged.pending.keys() - self._left.keys()
         is_all = not change.snapshots and not attempt.staged.retired and not attempt.before.summaries
@@ -425,7 +426,7 @@ class Disk:
                 self._update_state(path, before, states)
         # Each lock keeps a file descriptor, and descriptors may run out, so open no other file between the locks.
         for path in sorted(paths):
-            self._lock(path, self.store.below(path), states[path].name, attempt.locks)
+            self._lock_member(path, self.store.below(path), states[path].name, attempt.locks)
         for path in paths:
             self._update_state(path, before, states)
         return states

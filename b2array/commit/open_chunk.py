@@ -80,7 +80,7 @@ class Form:
         old = None if stored is None else OldText(stored, before, sum(map(mul, coords, before.grid_strides)))
         return TextChunk(self.layout, self.cparams, self.context, number, fill, old)
 
-    def blank(self, count: int) -> Bytes:
+    def new_blocks(self, count: int) -> Bytes:
         """Return memory for blocks that values will fill; it is zeroed if the values do not cover all bytes."""
         layout = self.layout
         is_cut = any(n % c for n, c in zip(layout.shape, layout.chunks, strict=True))
@@ -188,7 +188,7 @@ class OpenChunk:
         data = self._decode(needed)
         if len(needed) < len(missing):
             decoded = data
-            data = self.form.blank(len(missing))
+            data = self.form.new_blocks(len(missing))
             data[np.isin(missing, needed)] = decoded
         if undo is not None:
             # Changes go to a copy, so undoing only has to put the old mapping back.
@@ -229,7 +229,7 @@ class OpenChunk:
             # A value for one field does not fill an item, so the other fields must be decoded.
             filled = patch.filled if fields is None else None
             self._load(patch.numbers, filled, undo)
-            joined = self._neighbours(patch.numbers)
+            joined = self._view_if_adjacent(patch.numbers)
             if joined is not None:
                 items = joined.view(layout.dtype)
                 grid = items.reshape(patch.counts + layout.blocks)
@@ -252,7 +252,7 @@ class OpenChunk:
                 undo.append(partial(put, block, inside, old, axes))
             put(block, inside, take(values, of_block.outside), axes)
 
-    def _neighbours(self, numbers: Sequence[int]) -> Bytes | None:
+    def _view_if_adjacent(self, numbers: Sequence[int]) -> Bytes | None:
         """Return a view of kept blocks as one array; None if they are not adjacent in memory."""
         tile, first, _ = self._blocks[numbers[0]]
         for row, n in enumerate(numbers, first):
@@ -316,7 +316,7 @@ class OpenChunk:
 
     def _join(self, numbers: list[int]) -> Bytes:
         """Return kept blocks as one array: a view if they are adjacent in memory, otherwise a copy."""
-        joined = self._neighbours(numbers)
+        joined = self._view_if_adjacent(numbers)
         if joined is not None:
             return joined
         entries = [self._blocks[n] for n in numbers]
@@ -393,7 +393,7 @@ class WriteBuffer:
         self._sizes = {n: chunk.nbytes for n, chunk in chunks.items()}
         self.nbytes = sum(self._sizes.values())
 
-    def excess(self) -> list[int]:
+    def chunks_to_free(self) -> list[int]:
         """Return the numbers of chunks to encode to free memory if necessary: the least recently written ones."""
         if self.nbytes <= config.write_buffer_bytes:
             return []

@@ -160,11 +160,11 @@ def publish_step(
     if step.token:
         then(partial(discard, group.below(step.aside(path)), locked=True))
     if step.kind == "frame":
-        then(partial(discard, _outgoing(group, path, step), locked=True))
+        then(partial(discard, _place_for_replaced(group, path, step), locked=True))
     return version
 
 
-def _outgoing(group: Store, path: str, step: PendingStep) -> Store:
+def _place_for_replaced(group: Store, path: str, step: PendingStep) -> Store:
     """Return the temporary place for a replaced frame, for systems that cannot swap two names in one call."""
     return group.below(staged_path(path, step.token[::-1], sparse=False))
 
@@ -197,7 +197,7 @@ def _take_step(
         _take_out(store, aside)
         if not there.name:  # the lock file of a directory was moved with it
             store.drop_lock()
-    elif not _is_there(store):
+    elif not _is_occupied(store):
         store.move_here(aside, may_wait=True)
     elif there.name == "" and inspect_place(aside).name == "":  # a file for a file
         store.move_in(aside.url, "", exclusive=False)
@@ -205,7 +205,7 @@ def _take_step(
     elif not store.exchange(aside, at_once=True):
         if not listed:
             raise SeveralStepsError
-        _take_out(store, _outgoing(group, path, step))
+        _take_out(store, _place_for_replaced(group, path, step))
         store.move_here(aside)
     return None
 
@@ -223,7 +223,7 @@ def _take_out(store: Store, aside: Store) -> None:
         raise
 
 
-def _is_there(store: Store) -> bool:
+def _is_occupied(store: Store) -> bool:
     """List a place: whether anything is there, even only chunks without an index that a killed writer has left."""
     try:
         store.listing()

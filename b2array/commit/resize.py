@@ -72,24 +72,24 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     before = draft.reader()
     old = draft.state.require_layout()
     new = state.require_layout()
-    rows = [np.arange(n) for n in _common(old.grid_shape, new.grid_shape)]
+    rows = [np.arange(n) for n in _smaller_of_each(old.grid_shape, new.grid_shape)]
     _reindex(draft, state, rows)
     item = _fill_item(draft, new)
-    extents = _common(old.shape, new.shape)
+    extents = _smaller_of_each(old.shape, new.shape)
 
     def read_and_fill(box: Box) -> Array:
         """Read the old items of a box, and return the box with the fill value for all other items."""
         fill = item_of(item, new.dtype)
-        values = np.full(_lengths(box), fill, new.dtype)
-        stops = _common([i.stop for i in box], extents)
+        values = np.full(_shape_of_box(box), fill, new.dtype)
+        stops = _smaller_of_each([i.stop for i in box], extents)
         sides = zip(box, stops, strict=True)
         old_box = tuple(slice(i.start, stop, 1) for i, stop in sides)
-        inside = [slice(0, length) for length in _lengths(old_box)]
+        inside = [slice(0, length) for length in _shape_of_box(old_box)]
         target: Any = (*inside, ...)
         values[target] = read_box(before, old, old_box)
         return values
 
-    mixed = _cut_chunks(old, new) if new.is_text else _mixed_chunks(draft, old, new, item)
+    mixed = _find_cut_chunks(old, new) if new.is_text else _find_mixed_chunks(draft, old, new, item)
     rewrite(draft, new, mixed, read_and_fill)
 
 
@@ -159,10 +159,10 @@ def choose_chunks(
     return True
 
 
-def _cut_chunks(old: Layout, new: Layout) -> list[int]:
+def _find_cut_chunks(old: Layout, new: Layout) -> list[int]:
     """Return the numbers, in the `new` layout, of chunks of text that get other extents: they have no padding."""
     numbers = np.arange(new.nchunks).reshape(new.grid_shape)
-    common = tuple(slice(0, n) for n in _common(old.grid_shape, new.grid_shape))
+    common = tuple(slice(0, n) for n in _smaller_of_each(old.grid_shape, new.grid_shape))
     changed = np.zeros(new.grid_shape, bool)
     for axis, (before, after, chunk) in enumerate(zip(old.shape, new.shape, new.chunks, strict=True)):
         row = min(before, after) // chunk if chunk else 0
@@ -172,13 +172,13 @@ def _cut_chunks(old: Layout, new: Layout) -> list[int]:
     return [int(n) for n in numbers[common][changed[common]]]
 
 
-def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
+def _find_mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """Yield the numbers, in the `new` layout, of the chunks in which old and new items meet.
 
     Chunks that repeat the fill value `item` are left out. The draft has the new index already.
     """
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
-    common = [slice(0, n) for n in _common(old.grid_shape, new.grid_shape)]
+    common = [slice(0, n) for n in _smaller_of_each(old.grid_shape, new.grid_shape)]
     special = special_of(item, new.dtype)
     offsets = draft.frame.offsets
     axes = zip(old.shape, new.shape, old.chunks, strict=True)
@@ -294,7 +294,7 @@ def _splice(
     step = old.chunks[axis]
     for piece, (start, stop) in placed:
         if not piece.is_new:
-            _find_rows(rows[axis], piece.positions, start, stop, end, step)
+            _enter_moved_rows(rows[axis], piece.positions, start, stop, end, step)
     if new.is_text:
         _drop_cut_rows(rows[axis], length=old.shape[axis], end=end, step=step)
     _reindex(draft, state, rows, fill=False)
@@ -305,7 +305,7 @@ def _splice(
 
     def compose(box: Box) -> Array:
         """Return the items of a box, from new values and from reads of the old array."""
-        result = np.empty(_lengths(box), new.dtype)
+        result = np.empty(_shape_of_box(box), new.dtype)
         wanted = box[axis]
         for piece, (start, stop) in placed:
             low = max(start, wanted.start)
@@ -329,7 +329,7 @@ def _splice(
     rewrite(draft, new, numbers.tolist(), compose)
 
 
-def _find_rows(
+def _enter_moved_rows(
     rows: npt.NDArray[np.int64],
     positions: Positions,
     start: int,
@@ -470,7 +470,7 @@ def _fill_item(draft: Draft, layout: Layout) -> bytes:
 
 def read_box(source: Source, layout: Layout, box: Box) -> Array:
     """Read a box of the array into new memory: one slice for each axis, all with step 1."""
-    result = np.empty(_lengths(box), layout.dtype)
+    result = np.empty(_shape_of_box(box), layout.dtype)
     read(source, layout, box, None, result)
     return result
 
@@ -501,7 +501,10 @@ def make_joint(
 
 
 def check_extents(added: tuple[int, ...], shape: tuple[int, ...], axis: int) -> int:
-    """Return the axis along which values are added, not negative; ValueError if their extents do not fit the array."""
+    """Return the axis along which values of the shape `added` are added to an array of this shape, not negative.
+
+    ValueError: the extents do not fit. AxisError: the array has no such axis.
+    """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
     if len(added) != len(shape):
         raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {len(added)}")
@@ -554,7 +557,7 @@ def select_positions(
     return np.arange(selected.start, selected.stop, selected.step)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def _smaller_of_each(one: Sequence[int], other: Sequence[int]) -> list[int]:
     """Return the smaller one of each pair of numbers: the extents of the part that two shapes share."""
     return [min(n, m) for n, m in zip(one, other, strict=True)]
 
@@ -568,6 +571,6 @@ def _with_extent(
     return (*extents[:axis], extent, *extents[axis + 1 :])
 
 
-def _lengths(box: Box) -> tuple[int, ...]:
+def _shape_of_box(box: Box) -> tuple[int, ...]:
     """Return the shape of a box."""
     return tuple(i.stop - i.start for i in box)

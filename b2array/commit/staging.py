@@ -297,7 +297,7 @@ class Staging:
 
         If another writer has the number, this tries the next one.
         """
-        for number in self._candidates(n):
+        for number in self._numbers_to_try(n):
             name = index.chunk_name(number)
             record = pack_record(buf, head, number=number)
             try:
@@ -312,7 +312,7 @@ class Staging:
         # For the type checker: the candidates never end.
         raise AssertionError
 
-    def _candidates(self, n: int) -> Iterator[int]:
+    def _numbers_to_try(self, n: int) -> Iterator[int]:
         """Yield numbers to try for the file of chunk `n`, without end.
 
         After every eighth attempt, this lists the files in the store, to skip the numbers of other writers. A fork

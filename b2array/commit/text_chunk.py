@@ -100,9 +100,9 @@ class TextChunk:
 
     def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
         """Return decoded blocks by number; blocks that no write has touched are not kept."""
-        return {n: CacheEntry(TextTile(self._block(n).reshape(1, -1)), 0) for n in numbers}
+        return {n: CacheEntry(TextTile(self._items_of_block(n).reshape(1, -1)), 0) for n in numbers}
 
-    def _block(self, n: int) -> Array:
+    def _items_of_block(self, n: int) -> Array:
         """Return a block: as it was written, as it was stored, or with the fill value."""
         layout = self._layout
         block = self._blocks.get(n)
@@ -128,7 +128,7 @@ class TextChunk:
             undo.append(partial(setattr, self, "_blocks", self._blocks))
             self._blocks = dict(self._blocks)
         for n, of_block in parts_of_blocks(self._layout, part, axes):
-            block = self._block(n)
+            block = self._items_of_block(n)
             if undo is not None:
                 block = block.copy()
             new = take(values, of_block.outside)
@@ -158,7 +158,7 @@ class TextChunk:
         """Return the encoded block `n`, without the items beyond the end of the array."""
         extents = block_extents(self._layout, self._number, n)
         inside: Any = tuple(slice(extent) for extent in extents)
-        items = self._block(n)[(*inside, ...)]
+        items = self._items_of_block(n)[(*inside, ...)]
         return text.encode_block(text.pack_items(items), self._cparams)
 
 

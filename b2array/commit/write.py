@@ -145,7 +145,7 @@ class _Writer:
             # Chunks that must leave the buffer are encoded between two windows, while nothing is added to it.
             while window := list(islice(chunks, 4 * threads.width())):
                 _set_chunks(self.draft, threads.spread(self.make, window))
-                self.draft.flush(buffer.excess())
+                self.draft.flush(buffer.chunks_to_free())
 
     def make(self, of_chunk: tuple[int, Part]) -> NewChunk:
         """Write to a chunk, given its number and the part of it, and return its number and the chunk.

@@ -367,7 +367,7 @@ def _settle(member: MemberChange, state: Revision) -> None:
     if member.made is None:
         # The revisions of copied snapshots refer to chunks of earlier states, so keep the files of these chunks.
         member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)
-        member.draft.settle(state.frame)
+        member.draft.finish(state.frame)
 
 
 # Beginning a transaction.

@@ -63,13 +63,13 @@ def _records(group: Group) -> dict[str, Any]:
 def _loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the URL of each frame that is read."""
     loaded: list[str] = []
-    original = revision._parse
+    original = revision._parse_frame
 
     def parse(store: Any, *args: Any, **kwargs: Any) -> Any:
         loaded.append(store.url.rpartition("/")[2])
         return original(store, *args, **kwargs)
 
-    monkeypatch.setattr(revision, "_parse", parse)
+    monkeypatch.setattr(revision, "_parse_frame", parse)
     return loaded
 
 
