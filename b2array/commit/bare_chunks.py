@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.commit.draft import Draft
-from b2array.commit.unwritten import complete
+from b2array.commit.unwritten import stage_all_chunks
 from b2array.format.state import State
 from b2array.frame.fetch import read_chunks
 from b2array.frame.revision import Revision
@@ -24,7 +24,7 @@ def give_checksums(draft: Draft) -> None:
 
     Without checksums, nobody would notice that other software overwrites such chunks.
     """
-    complete(draft)
+    stage_all_chunks(draft)
     bare = _find_bare_chunks(draft.state).tolist()
     source = draft.reader()
     for n, stored in zip(bare, read_chunks(source, bare), strict=True):

@@ -592,7 +592,7 @@ def _find_destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tupl
 def _new_staging(draft: Draft, first: int) -> Staging:
     """Return an empty staging area: chunks of a sparse frame get files, other chunks a spool in memory or in a file.
 
-    Numbers of files are not below `first`.
+    In a new sparse frame, numbers of files are not below `first`.
     """
     if draft.sparse:
         return Staging(draft.store, None, _first_number(draft, first))
@@ -611,7 +611,10 @@ def _new_staging(draft: Draft, first: int) -> Staging:
 
 
 def _first_number(draft: Draft, first: int) -> int:
-    """Return the first number for the file of a chunk that no state in the frame's place has used; at least `first`."""
+    """Return the first number for the file of a chunk that no state in the frame's place has used.
+
+    For a new frame, it is at least `first`.
+    """
     old = draft.destination.old
     if draft.base is not None:
         return _first_free(draft.state)

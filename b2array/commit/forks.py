@@ -441,7 +441,7 @@ def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]
         change = rebase_change(change, _base_of(draft, change), draft.base)
     now = draft.frame.offsets[change.numbers]
     changed = np.flatnonzero(now != ours.seen).tolist()
-    differ = [row for row in changed if not _has_chunk(draft, change, row)]
+    differ = [row for row in changed if not _has_same_chunk(draft, change, row)]
     if differ:
         raise fork_conflict(draft.url, change.numbers[differ].tolist())
     names = []
@@ -471,7 +471,7 @@ def _base_of(draft: Draft, change: ChangeSet) -> Revision:
     return base
 
 
-def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
+def _has_same_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
     """Read a draft's chunk: whether it equals the chunk in a row of a fork's change, because a task ran twice."""
     n = int(change.numbers[row])
     code = int(change.codes[row])

@@ -25,7 +25,7 @@ from b2array.commit.in_bucket import commit_member
 from b2array.commit.outcomes import look_at_frame, write_once
 from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import bytes_of_plan, copy_whole, make_objects, make_plan, read_behind_header, require_files
-from b2array.commit.unwritten import complete
+from b2array.commit.unwritten import stage_all_chunks
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -56,17 +56,17 @@ def commit(draft: Draft) -> Revision:
     if threads.is_ending():
         raise threads.make_ending_error()
     try:
-        complete(draft)
+        stage_all_chunks(draft)
         if draft.base is not None and not draft.changed:
-            snapshot = draft.base
+            committed = draft.base
         else:
             draft.staging.require_open()
-            snapshot = _commit_draft(draft)
+            committed = _commit_draft(draft)
     except BaseException:
         draft.abort()
         raise
-    draft.finish(snapshot.frame)
-    return snapshot
+    draft.finish(committed.frame)
+    return committed
 
 
 def _commit_draft(draft: Draft) -> Revision:
@@ -330,7 +330,7 @@ def stage(
     the bytes of a new index or file, which will replace the old one. The draft gets the note `group_commit`, if any.
     ConflictError: another writer has changed the same chunks, or files of new chunks were removed.
     """
-    complete(draft)
+    stage_all_chunks(draft)
     for _ in attempts(draft.store):
         current = None if draft.base is None else _rebase_on_newest(draft)
         if group_commit is not None:

@@ -174,7 +174,7 @@ class Bucket:
 
     def complete(self, change: GroupChange) -> None:
         """Encode open chunks."""
-        map_concurrently(lambda member: unwritten.complete(member.draft), change.written.values())
+        map_concurrently(lambda member: unwritten.stage_all_chunks(member.draft), change.written.values())
 
     def begin_attempt(self, change: GroupChange, locks: Locks) -> Attempt:  # noqa: ARG002
         """Find out the manifest before the commit; if it has no rows or no identity, write one with both first.

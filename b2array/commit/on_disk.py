@@ -102,7 +102,7 @@ class Disk:
         with together():
             for path, member in change.written.items():
                 try:
-                    unwritten.complete(member.draft)
+                    unwritten.stage_all_chunks(member.draft)
                     if member.token:
                         member.made = commit(member.draft)
                         self._force_new(path, member)

@@ -316,7 +316,7 @@ class Staging:
         """Yield numbers to try for the file of chunk `n`, without end.
 
         After every eighth attempt, this lists the files in the store, to skip the numbers of other writers. A fork
-        tries the chunk's slot first, and then numbers at random.
+        tries the chunk's slot, the number after its last one, and then numbers at random.
         """
         if self._slots is not None:
             yield self._first + self._slots(n)

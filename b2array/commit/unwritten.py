@@ -15,11 +15,11 @@ from b2array.commit.text_chunk import encode_blank
 from b2array.format.strings import chunk_extents, unpack_item
 from b2array.frame.source import Location, Staged
 
-__all__ = ["complete", "store_unwritten"]
+__all__ = ["stage_all_chunks", "store_unwritten"]
 
 
-def complete(draft: Draft) -> None:
-    """Encode and stage everything that the commit will show: open chunks, and unwritten chunks of text.
+def stage_all_chunks(draft: Draft) -> None:
+    """Encode and stage the chunks that the commit needs but nobody has staged: open chunks, and unwritten text.
 
     The draft's index then refers to them.
     """
