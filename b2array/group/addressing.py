@@ -481,7 +481,8 @@ def open_listed_member(
     """Open a member of a group in an object store if the ending ``.b2d`` in the URL shows the group; otherwise None.
 
     This takes one request for the manifest, and one for the member. It also returns None if the manifest does not list
-    the member, or if the store is read-only and the cache on disk does not know the group.
+    the member at this URL. For a read-only server, it returns None if the URL ends like a file, or if the cache on disk
+    does not know the group.
     """
     front, path, back = cut(os.fsdecode(url))
     names = path.split("/")
@@ -506,7 +507,7 @@ def open_listed_member(
 
 
 def _open_known_group(url: Url, storage_options: Storage, *, follow: bool) -> Group | None:
-    """Open a group for reading if its URL ends with ``.b2d``, and the cache on disk knows it; otherwise None.
+    """Open a group for reading if its URL ends with ``.b2d``, and the cache on disk has its manifest; otherwise None.
 
     This takes a request for an object with this URL, which would be opened instead, and one for the manifest.
     """
@@ -520,7 +521,10 @@ def _open_known_group(url: Url, storage_options: Storage, *, follow: bool) -> Gr
 
 
 def _is_known(home: GroupHome, url: Url, storage_options: Storage) -> bool:
-    """Return whether the cache on disk has the manifest of a group, and no object has a URL; this takes a request."""
+    """Return whether the cache on disk has the manifest of a group, and nothing but a group may be at the URL.
+
+    If the cache has the manifest, this may take a request for an object with this URL.
+    """
     if not home.is_cached():
         return False
     store = open_store(url, storage_options=storage_options)
@@ -561,9 +565,9 @@ def _open_in_group(
 
 
 def _is_file(store: Store, parts: Sequence[str]) -> bool:
-    """Return whether the store of a path without an ending is a file; this costs a request.
+    """Return whether a store is a file, by a request. `parts` are its path, without the ending that was tried.
 
-    Paths inside a group, and paths with an ending, need no such request.
+    If these have an ending themselves, or lead into a group, return False without a request.
     """
     if parts[-1].endswith(SUFFIXES) or any(part.endswith(GROUP) for part in parts):
         return False
@@ -581,8 +585,8 @@ def _open_unmarked(
 ) -> Any:
     """Open a frame whose URL lacks the ending of its file, or a directory of arrays without the mark of a group.
 
-    This requests the file with each possible ending. Return None if nothing can be opened; a missing bucket raises
-    FileNotFoundError.
+    This requests the file with each possible ending; from a server that does not list files, only with the ending of
+    arrays. Return None if nothing can be opened; a missing bucket raises FileNotFoundError.
     """
     front, parts, back = cut_path(url, storage_options)
     path = "/".join(parts)

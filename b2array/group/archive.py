@@ -82,7 +82,10 @@ def is_content(path: str) -> bool:
 
 
 class Archive:
-    """The members of a group in a zip archive, as listed at the first use. Read-only."""
+    """The members of a group in a zip archive, as listed at the first use. Read-only.
+
+    A pickle passes the list as `contents`: the archive's size and version, its files by path, and its members.
+    """
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class Archive:
         self._address = self.store.url if self.store.can.local else url
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the archive is, and the list of its members if it was read."""
         return type(self), (self._address, self._options, self._listing)
 
     @property
@@ -111,7 +115,7 @@ class Archive:
         return self._ensure_listing()[2]
 
     def look_for(self, name: str) -> bool:  # noqa: ARG002
-        """Return False: another program that changes an archive replaces it."""
+        """Return False: a program that changes an archive replaces it, and only `refresh` shows the new one."""
         return False
 
     def refresh(self) -> None:
@@ -124,7 +128,7 @@ class Archive:
         self.store.close()
 
     def unpack(self, target: Store) -> None:
-        """Copy every file of the archive to a store, except locks and files of commits under way.
+        """Copy the files of the archive to a store, except those for which `is_content` is false.
 
         Raises FormatError for a damaged archive, UnsupportedError for a compressed file, and ConflictError if another
         archive replaces this one meanwhile.
@@ -142,7 +146,7 @@ class Archive:
 
     @contextmanager
     def _of_one_archive(self, stamp: Stamp) -> Iterator[None]:
-        """Turn a FormatError in the block into ConflictError if the archive is not damaged, but was replaced."""
+        """Turn a FormatError in the block into ConflictError if the archive was replaced since the stamp was read."""
         try:
             yield
         except FormatError:
@@ -171,13 +175,13 @@ class Archive:
             raise FormatError(f"expected a file in the archive, found other bytes ({error})") from None
 
     def _ensure_listing(self) -> tuple[Stamp, dict[str, _Entry], Members]:
-        """Return stamp, entries and members; read them at the first use."""
+        """Return the archive's size and version, its files by path, and its members; read them at the first use."""
         if self._listing is None:
             self._listing = in_one_state(self._read_listing)
         return self._listing
 
     def _read_listing(self) -> tuple[Stamp, dict[str, _Entry], Members]:
-        """Read the archive's directory and the frame of embedded members; return stamp, entries and all members."""
+        """Read the archive's directory, and the embedding frame in it; return what `_ensure_listing` returns."""
         stamp = self.store.stamp("")
         inner: Mapping[str, str] = {}
         with self._of_one_archive(stamp):
@@ -197,7 +201,8 @@ class Archive:
     ) -> Handle:
         """Open a member by its path, for reading. The archive must store it as one file, uncompressed and unencrypted.
 
-        Raises ReadOnlyError for any mode but "r", and ConflictError if another archive has replaced this one.
+        An embedded member is read into memory. Raises ReadOnlyError for any mode but "r", and ConflictError if another
+        archive has replaced this one.
         """
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")
@@ -210,7 +215,7 @@ class Archive:
         raise AssertionError  # for the type checker
 
     def _open_in_place(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
-        """Open the frame in a file of the archive, in place, through a separate store.
+        """Open the frame in a file of the archive for reading, without copying it, through a separate store.
 
         Raises UnsupportedError for a directory and for a compressed or encrypted file, FormatError for a damaged frame,
         and ConflictError if another archive has replaced this one.
@@ -260,7 +265,11 @@ def _read_range(store: Store, span: Span, stamp: Stamp) -> memoryview:
 
 
 def _read_entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
-    """Read the directory of an archive, and return its files by path; FormatError for a wrong name, size or offset."""
+    """Read the directory of an archive, and return its files by path, without directories.
+
+    Raises FormatError for a file that is no archive, or for a wrong name, size or offset, and LimitError for a
+    directory that is too large.
+    """
     try:
         with zipfile.ZipFile(_ArchiveFile(store, stamp)) as archive:
             infos = archive.infolist()
@@ -317,7 +326,7 @@ class _ArchiveFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Read from the present position, like a file; raise LimitError for a directory above the limit of metadata."""
+        """Read from the present position, like a file; LimitError for more than `config.limits.metadata_nbytes`."""
         end = self._stamp.size
         start = min(self._at, end)
         stop = min(start + size, end) if size >= 0 else end

@@ -45,6 +45,7 @@ class EmbedFile:
         self._frame: SChunk | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the URL and the options: the copy reads the file again."""
         return type(self), (self.store.url, self._options)
 
     @property
@@ -60,7 +61,7 @@ class EmbedFile:
         return self._frame
 
     def members(self) -> Members:
-        """Return a path for each member by its name; the paths lead into the frame, which the first use reads."""
+        """Return a path for each member by its name, as the function `members` does; the first use reads the frame."""
         return Members(members(self._open_frame()))
 
     def open(
@@ -116,23 +117,27 @@ class EmbeddedStore(MemoryStore):
         self.url = url
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the URL and the bytes."""
         return _unpickle_embedded_store, (self.url, self.__getstate__())
 
 
 def _unpickle_embedded_store(url: str, state: Any) -> EmbeddedStore:
-    """Make an `EmbeddedStore` from its pickle. `state` is what its `__getstate__` returned: its only object."""
+    """Make an `EmbeddedStore` from its pickle. `state` has its bytes, as `MemoryStore.__getstate__` returned them."""
     store = EmbeddedStore(url, b"")
     store.__setstate__(state)
     return store
 
 
 def members(schunk: SChunk) -> dict[str, str]:
-    """Return a path for each embedded member by its name: the path of the embedding frame, and the name."""
+    """Return a path for each member of an embedding frame by its name, such as ``embed.b2e/air`` for ``air``.
+
+    Raises FormatError if the frame's list of members is damaged.
+    """
     return {name: f"{EMBEDDED}/{name}" for name in _find_extents(schunk)}
 
 
 def _find_extents(schunk: SChunk) -> dict[str, range | None]:
-    """Return the range of bytes of each embedded member by its name; None for a reference to a server."""
+    """Return the range of each embedded member in the frame's bytes, by name; None for a reference to a server."""
     return embedded_extents(schunk._handle.source.state, schunk.url)
 
 
@@ -160,7 +165,10 @@ def open_member(schunk: SChunk, path: str) -> Handle:
 
 
 def remove(schunk: SChunk, names: Collection[str]) -> None:
-    """Remove embedded members from the lists in the frame, as changes of the frame. Their bytes stay in it."""
+    """Remove embedded members from the two lists in the attributes of the frame: the map, and the list of objects.
+
+    `schunk` is the embedding frame, in a transaction. The bytes of the members stay in it.
+    """
     objects = _objects(schunk)
     others = {key: entry for key, entry in objects.items() if key[1:] not in names}
     if others != objects:
@@ -171,7 +179,7 @@ def remove(schunk: SChunk, names: Collection[str]) -> None:
 
 
 def put_back(schunk: SChunk, names: Collection[str]) -> None:
-    """List embedded members again that the transaction of the frame has removed."""
+    """Undo `remove` in the transaction of the frame: list these members as the committed frame does."""
     committed = SChunk(Handle(schunk._handle.revision, "r"))
     objects = {key: entry for key, entry in _objects(committed).items() if key[1:] in names}
     if objects:
@@ -183,7 +191,10 @@ def put_back(schunk: SChunk, names: Collection[str]) -> None:
 
 
 def _replace_map(schunk: SChunk, entries: Mapping[str, Any]) -> None:
-    """Replace the list of embedded members in the frame."""
+    """Replace the map of embedded members in the notes of python-blosc2, an attribute of the frame.
+
+    Raises FormatError if the frame has other notes.
+    """
     notes = schunk.vlmeta[EMBEDDED_NOTES]
     try:
         schunk.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: dict(entries)}
@@ -192,9 +203,10 @@ def _replace_map(schunk: SChunk, entries: Mapping[str, Any]) -> None:
 
 
 def list_tables(schunk: SChunk, tables: Mapping[str, bool]) -> bool:
-    """List tables, given by name, in the frame if they exist, and remove the others; return whether this wrote.
+    """Bring some tables in the frame's list of objects up to date; return whether this has changed the list.
 
-    python-blosc2 shows the columns of a table as members unless the list has the table, or has nothing at all.
+    `tables` says by name whether the table exists. python-blosc2 shows the columns of a table as members unless the
+    list has the table, or has nothing at all.
     """
     objects = _objects(schunk)
     others = {key: entry for key, entry in objects.items() if key[1:] not in tables}
@@ -213,5 +225,5 @@ def lists_objects(schunk: SChunk) -> bool:
 
 
 def _objects(schunk: SChunk) -> Mapping[str, Any]:
-    """Return the list of tables and references to remote groups in the frame."""
+    """Return the list of tables and of references to remote groups in the frame, by name with a slash in front."""
     return find_objects(schunk._handle.source.state, schunk.url)

@@ -21,7 +21,7 @@ __all__ = ["Attrs", "require_writable"]
 
 
 def require_writable(home: Home, mode: Mode, url: str) -> GroupHome | Changes:
-    """Return the home if its members can be changed; otherwise raise ReadOnlyError."""
+    """Return the home if its members can be changed; otherwise raise ReadOnlyError, which names the `url`."""
     if isinstance(home, SnapshotHome):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")
     if mode == "r" or not isinstance(home, GroupHome | Changes):
@@ -64,7 +64,7 @@ class Attrs(Attributes):
         return self._home.open(path, self._mode, lazy=True)
 
     def require(self) -> Handle:
-        """Open the frame for changes; make a missing frame, with which the group exists even without members.
+        """Open the frame of attributes for changes; make a missing frame, so that the group exists without members.
 
         A frame that can only be read, because it is embedded, is replaced by a copy. Making a frame is a commit, or
         part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
@@ -76,7 +76,7 @@ class Attrs(Attributes):
         return self._make_frame(frame, {})
 
     def _make_frame(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
-        """Make the frame with these attributes, and with the attributes of the `embedded` frame that it replaces.
+        """Make the frame of attributes with these values, and with those of the `embedded` frame that it replaces.
 
         This is one commit, or part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
         """
@@ -93,7 +93,7 @@ class Attrs(Attributes):
             return changes.create(self._name, OTHER, copy_into, overwrite=True)
 
     def add(self, others: Attributes) -> None:
-        """Add attributes in one commit; raise FileExistsError if the group already has one of them."""
+        """Add the attributes of another frame in one commit; FileExistsError if the group already has one of them."""
         clash = sorted(self.keys() & others.keys())
         if clash:
             raise FileExistsError(f"{self._home.url}: there is an attribute {clash[0]!r}")
@@ -114,7 +114,7 @@ class Attrs(Attributes):
             self._handle = self._make_frame(frame, values)
 
     def __delitem__(self, name: str) -> None:
-        """Delete an attribute in one commit; raise KeyError for a missing one."""
+        """Delete an attribute in one commit; KeyError for a missing one, ReadOnlyError if the group cannot change."""
         require_writable(self._home, self._mode, self._home.url)
         if name not in self:
             raise KeyError(name)

@@ -112,7 +112,7 @@ class Changes(ABC):
     ) -> None:
         """Delete members, given as paths by name; a fork raises ValueError.
 
-        `states` has the states of the copied ones, by path.
+        `states` are the states of members that were copied before, by path: the copies must not be out of date.
         """
 
     def look_for(self, name: str) -> bool:  # noqa: ARG002
@@ -219,7 +219,7 @@ def _check_mergeable(changes: Changes, worker: object) -> GroupFork:
 def _fit_changes(
     changes: Changes, forks: Sequence[GroupFork], locks: ExitStack
 ) -> list[tuple[Draft, ChangeSet, list[int]]]:
-    """Return the drafts to change; for each, the change to take over, and the rows of its chunks.
+    """Return each draft to change, the joined change of the forks, and the rows of the chunks in it to take over.
 
     This encodes open chunks, and begins drafts of members that only forks have changed. The handles of the drafts stay
     locked until `locks` is closed. Raises ConflictError if the forks contradict each other or the drafts.
@@ -310,7 +310,7 @@ def _are_equal(one: Handle, other: Handle) -> bool:
 
 
 def _describe(source: Source) -> tuple[Any, ...]:
-    """Return everything that must be equal in equal frames, besides the chunks."""
+    """Return the properties that must be equal in equal frames, besides the chunks."""
     # Not the whole frame: offsets, identities and times differ in each run of a task.
     frame, notes = source.frame, source.state.annotations
     return (
@@ -439,7 +439,7 @@ class GroupFork(Changes):
             raise ValueError("this fork was merged; use the transaction that has its changes now")
 
     def freeze_changes(self) -> dict[str, ChangeSet]:
-        """Complete open chunks; return the changes and reads of members that existed before the fork, by path."""
+        """Encode open chunks; return the changes and reads of members that existed before the fork, by path."""
         written = {}
         for path, fork in self._opened.items():
             if path in self._new:
@@ -450,7 +450,7 @@ class GroupFork(Changes):
         return written
 
     def new_members(self) -> dict[str, NewMember]:
-        """Return the members that the fork has made, by name."""
+        """Return the members that were made in this fork, by name."""
         new = {}
         for path, name in self._new.items():
             new[name] = NewMember(path[len(name) :], self._opened[path])
@@ -472,7 +472,8 @@ class GroupFork(Changes):
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member, and note that it was read. Members outside the group that was forked can only be read.
 
-        Raises ValueError if the member belongs to a separate group inside this one, or if the fork was merged.
+        The fork of a member can be written in any `mode`. Raises ValueError if the member belongs to a separate group
+        inside this one, or if the fork was merged.
         """
         if _is_mounted(self.view, path):
             self.view.require_own(path)
@@ -485,9 +486,10 @@ class GroupFork(Changes):
             self.seen.add(path)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
-        """Return the fork of a member, for writing as well; for other members, a handle for reading.
+        """Return the fork of a member, which can be written in any mode and begins at the first use.
 
-        The fork of a member begins at the first use. Raises ValueError if this fork of the group was merged.
+        A member that was not prepared for forks is opened for reading. Raises ValueError if this fork of the group was
+        merged.
         """
         self.require_open()
         with self._mutex.held:
@@ -500,7 +502,7 @@ class GroupFork(Changes):
             return fork
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:  # noqa: ARG002
-        """Make a member in memory, and return its fork for writing; raise ValueError if the name is taken."""
+        """Make a member in memory with the draft from `new`, and return its fork; ValueError if the name is taken."""
         path = name + suffix
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")

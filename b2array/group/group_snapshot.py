@@ -48,9 +48,10 @@ def load_earlier_states(
     group: bytes,
     now: Revision,
 ) -> list[KeptState]:
-    """Read and return the states of a member at snapshots of its group, for a copy of the member in another group.
+    """Load the states of a member at snapshots of its group, which a copy of the member in another group keeps.
 
-    A copy can keep only states whose chunks are still in the same places in the member's frame.
+    `now` is the present state of the member, and `group` the identity of the other group, for the ledger's entries. A
+    copy can keep only states whose chunks are still in the same places in the member's frame.
     """
     states: dict[bytes, KeptState] = {}
     for then in snapshots:
@@ -71,14 +72,17 @@ def load_earlier_states(
 
 
 def is_same_file(one: Revision, other: Revision) -> bool:
-    """Return whether two states were read from one file, where equal offsets mean the same chunks."""
+    """Return whether two states were read from one file, where equal offsets mean the same chunks; False if unknown."""
     if one.version is None or other.version is None:
         return False
     return one.version.tag == other.version.tag
 
 
 def entry_for_state(then: SnapshotHome, state: MemberState, group: bytes) -> Kept:
-    """Return a ledger entry for the state of a member at a snapshot of its group."""
+    """Return the entry with which a frame keeps the state of a member for a snapshot of a group.
+
+    The entry has the name, time and message of the snapshot `then`, and the identity `group` of the frame's group.
+    """
     entry = then.entry
     return Kept(
         entry.name,
@@ -90,9 +94,9 @@ def entry_for_state(then: SnapshotHome, state: MemberState, group: bytes) -> Kep
 
 
 def find_unneeded(group: GroupHome, manifest: Manifest) -> list[str]:
-    """List the files of a group, and return the paths that no snapshot needs.
+    """List the files of a group, and return the lists of members and the retired frames that no snapshot needs.
 
-    They are leftovers of dropped snapshots and of killed writers.
+    These paths are leftovers of dropped snapshots and of killed writers.
     """
     ledger = group_ledger(group.url, manifest)
     needed = {object_name(entry.place) for entry in ledger.entries}
@@ -148,7 +152,19 @@ def dropped_meanwhile(url: str, name: str) -> ConflictError:
 
 
 class SnapshotHome:
-    """The members of a group at a snapshot, read-only."""
+    """The members of a group at a snapshot, read-only.
+
+    Parameters
+    ----------
+    group : GroupHome
+        The group.
+    manifest : Manifest
+        A manifest that lists the snapshot, and the retired frames that may keep its states.
+    entry : Kept
+        The entry of the snapshot in the group's ledger.
+    states : mapping of str to MemberState
+        The states of the members at the snapshot, by name.
+    """
 
     def __init__(
         self,
@@ -165,6 +181,7 @@ class SnapshotHome:
         self._states = {state.path: state for state in states.values()}
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the list of members, so that the copy need not read it."""
         return type(self), (self.group, self._manifest, self.entry, self.states)
 
     @property
@@ -199,7 +216,7 @@ class SnapshotHome:
         """Do nothing: a snapshot never changes."""
 
     def close(self) -> None:
-        """Close files of the group."""
+        """Close the files of the group."""
         self.group.close()
 
     def open(
@@ -265,7 +282,7 @@ class SnapshotHome:
         return None
 
     def _find_state(self, path: str, *, deep: bool, cached: bool) -> Revision | None:
-        """Load the state of a member from the place in the manifest; None if it is not there.
+        """Load the state of a member from a retired frame, or else from the member; None if it is not there.
 
         If other software has changed the member's file, this checks that the chunks of the state are intact; with
         `deep`, that they are intact as a whole.

@@ -29,9 +29,10 @@ def make_member(
 ) -> Handle:
     """Make a member of a group in one commit, and return its handle. With `options.overwrite`, replace a member.
 
-    If the group's lock cannot be taken, make only the file of the member, which the directory then lists. Raises
-    RuntimeError if such a file would replace a member of a group with snapshots; also the errors of `Group.create`, and
-    ReadOnlyError for an archive.
+    Before, complete an interrupted commit. `new` makes the draft at a place with the final options. If the group's lock
+    cannot be taken, make only the file of the member, which the directory then lists. Raises RuntimeError if such a
+    file would replace a member of a group with snapshots; also the errors of `Group.create`, and ReadOnlyError for an
+    archive.
     """
     home = whole.home_to_change(place, options.storage_options or {})
     _show_near(home, check_name(place.name))
@@ -62,7 +63,7 @@ def make_member(
 
 
 def _can_lock(home: GroupHome) -> bool:
-    """Return whether this thread can take the group's lock now, by taking it for a moment."""
+    """Take and release the group's lock, and return whether this thread can do that now without a deadlock."""
     # If this thread holds the lock of a member, a commit with the group's lock may be waiting for it: a deadlock.
     if holds_locks():
         return False

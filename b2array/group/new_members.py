@@ -18,10 +18,13 @@ __all__ = ["NewFrame", "copier_of"]
 
 
 class NewFrame(Protocol):
-    """A function that prepares the frame of a new member for a commit."""
+    """A function that makes the draft of a new member's frame."""
 
     def __call__(self, url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return a draft of the frame at a place, or in memory. `layout` applies if the user does not choose one."""
+        """Return a draft of the frame at a URL or place, or in memory for None.
+
+        With `overwrite`, it may replace a frame. `layout` applies if the user does not choose one.
+        """
         ...
 
 
@@ -36,13 +39,13 @@ def copier_of(
     """Return a function that makes a new member as a copy of a frame, without compressing the chunks again.
 
     With `keeps_layout`, or in the same kind of store, the copy has the layout of the frame; otherwise the usual layout
-    of its store. With `snapshots`, the copy has the frame's own snapshots, and the `earlier` states, which snapshots of
-    its group name.
+    of its store. With `snapshots`, the copy keeps the states of the frame's own snapshots, and the `earlier` states,
+    which snapshots of its group name. `storage_options` are for the URL of the copy.
     """
     own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
 
     def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return a draft of the copy at a place."""
+        """Copy the chunks to a place, and return a draft of the copy."""
         if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
             layout = own
         place = place_new(url, layout, storage_options, overwrite=overwrite)

@@ -42,7 +42,7 @@ def count_own_nbytes(group: GroupHome, manifest: Manifest, entries: Sequence[Kep
 
 
 def _count_in_frames(group: GroupHome, manifest: Manifest, entries: Sequence[Kept]) -> dict[str, int]:
-    """Count the bytes where the frames of members, and retired frames, keep the states that snapshots name."""
+    """Count as `count_own_nbytes`, where frames of members and retired frames keep the states that snapshots name."""
     members = {*group.members().values()}
     snapshots = [load_snapshot(group, entry, manifest) for entry in entries]
     own_paths = sorted({state.path for state in _states_at(snapshots)})
@@ -83,8 +83,8 @@ def _count_in_member(
 ) -> dict[str, int]:
     """Count the bytes of a member's frame that only one snapshot needs, by the name of the snapshot.
 
-    This reads the member and its kept states. A damaged member counts as empty. With `is_member`, bytes that the
-    present state needs do not count.
+    This reads the member and its kept states. A damaged member counts as empty. With `is_member`, the present state
+    counts as well: bytes that it needs are not free without the snapshot.
     """
     identity = manifest.identity.encode()
     users: dict[bytes, list[str]] = {}
@@ -112,12 +112,12 @@ def _count_in_member(
 
 
 def _is_for_group(source: Revision, group: bytes) -> bool:
-    """Return whether a frame keeps a state for snapshots of a group, not for a snapshot of the array itself."""
+    """Return whether a frame keeps a state for snapshots of the group with this identity, not for its own snapshot."""
     return source.at is not None and source.at.group == group
 
 
 def _count_in_revisions(group: GroupHome, manifest: Manifest, entries: Sequence[Kept]) -> dict[str, int]:
-    """Count the bytes where snapshots name revisions of the members."""
+    """Count as `count_own_nbytes`, where snapshots name revisions of the members."""
     rows = manifest.rows or {}
     snapshots = [load_snapshot(group, entry, manifest) for entry in entries]
     wanted = _states_at(snapshots)
@@ -127,7 +127,7 @@ def _count_in_revisions(group: GroupHome, manifest: Manifest, entries: Sequence[
             wanted.add(state_in(row))
 
     def load(state: MemberState) -> tuple[MemberState, Revision | None]:
-        """Load the state of a member, and return it behind its description; None if it is lost or damaged."""
+        """Load the state of a member; return how snapshots name it, and the state, or None if it is lost or damaged."""
         # A damaged member must not hide the snapshots: it counts as empty.
         with suppress(OSError, B2ArrayError):
             return state, group.state_at(manifest, "", state)

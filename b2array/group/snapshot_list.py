@@ -72,7 +72,7 @@ def list_snapshots(group: GroupHome) -> SnapshotTable:
 
 
 def _list_once(group: GroupHome) -> SnapshotTable:
-    """List the snapshots of a group; ConflictError if another writer drops one meanwhile."""
+    """List the snapshots of a group, as `list_snapshots` does; ConflictError if another writer drops one meanwhile."""
     group.refresh()
     manifest = group.manifest
     entries = group_ledger(group.url, manifest).entries
@@ -125,7 +125,7 @@ def _is_same_frame(old: Revision, new: Revision) -> bool:
 
 
 def _sort_arrays(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of members in order, without frames of attributes."""
+    """Return the names of members in order, without the names of groups' attributes."""
     return tuple(sorted(name for name in names if not is_attrs(name)))
 
 
@@ -141,12 +141,12 @@ class _Now:
         group.refresh()
 
     def members(self) -> Mapping[str, str]:
-        """Return the path of each member by its name; a snapshot has none of a group inside this one."""
+        """Return the path of each member by its name, without members of inner groups, which snapshots do not have."""
         members = self._group.members()
         return self._group.own_members(members)
 
     def state_of(self, path: str, *, deep: bool = False) -> Revision:  # noqa: ARG002
-        """Load the state of a member."""
+        """Load the present state of a member."""
         return self._group.open(path, "r").revision
 
 
@@ -161,7 +161,10 @@ def _compare_states(
     *,
     is_same_frame: bool,
 ) -> tuple[list[Box] | None, bool]:
-    """Return the boxes that may differ between two states, None for equal ones; and whether their attributes differ."""
+    """Return the boxes that may differ between two states, or None for equal ones; and whether their attributes differ.
+
+    The boxes are empty for super-chunks that differ. With `is_same_frame`, chunks at equal offsets are equal.
+    """
     names = {*one.attr_names} | {*other.attr_names}
     a, b = one.annotations, other.annotations
     has_other_attrs = (a.dims, a.fill) != (b.dims, b.fill)

@@ -36,9 +36,9 @@ __all__ = ["copy_snapshots", "prepare_members", "restore"]
 
 
 def prepare_members(changes: Changes, change: GroupChange) -> None:
-    """Change the members without a revision, so that the snapshot can name one.
+    """Change the members without a revision, so that the commit writes one, which the snapshot can name.
 
-    This opens these members for writing, counts them as read, and adds a note of the commit to their drafts.
+    This opens these members for writing, and writes a note of the commit into their drafts. They count as read.
     """
     for name, row in (changes.view.manifest.rows or {}).items():
         path = row.path
@@ -55,7 +55,7 @@ def prepare_members(changes: Changes, change: GroupChange) -> None:
 def restore(changes: Changes, change: GroupChange, name: str) -> None:
     """Delete later members, and give each member that differs from the snapshot its earlier revision.
 
-    Raises KeyError if the group has no snapshot of this name.
+    Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops it first.
     """
     # The transaction knows all snapshots, and no revision is removed while the manifest names it.
     manifest = changes.view.manifest
@@ -82,7 +82,8 @@ def _restore_member(
 ) -> None:
     """Restore an earlier revision of a member, or replace the member by a new one with this revision.
 
-    An existing member at the same path is opened for writing, and counts as read.
+    `state` is how the snapshot names the revision. An existing member at the same path is opened for writing, and
+    counts as read.
     """
     path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
@@ -161,9 +162,9 @@ def _write_earlier(
 
 
 def _copy_unlisted(changes: Changes, change: GroupChange, path: str, source: Revision) -> MemberState:
-    """Copy a state with its chunks, as a revision that no row of the manifest lists.
+    """Copy a state with its chunks, as a revision that no row of the manifest lists; return how a snapshot names it.
 
-    This notes in the change which numbers of chunks are in use at the path.
+    This adds to `change.unlisted` the first number at the path that no chunk has.
     """
     new = copier_of(Handle(source, "r"), changes.storage_options, snapshots=False)
     draft = new(_free_place(changes, change, path), overwrite=False)
@@ -187,7 +188,7 @@ def _write_state(
     path: str,
     state: FrameState,
 ) -> MemberState:
-    """Write the revision of a state whose chunks are in the draft of a copy, and return how a snapshot names it."""
+    """Write the revision of a state whose chunks a draft of a copy has written; return how a snapshot names it."""
     note = change.next_note(path)
     row = write_earlier_revision(changes.store, draft, path, state, note)
     return state_in(row)

@@ -72,7 +72,7 @@ def prepare_members(changes: Changes, change: GroupChange) -> None:
 
 
 def _give_checksums(handle: Handle, note: GroupCommit | None) -> None:
-    """Rewrite the chunks without checksums as a change in the transaction, and add a note of the commit if passed."""
+    """Rewrite a member's chunks without checksums, as a change in the transaction; add a note of the commit, if any."""
     for attempt in handle.attempts():
         with attempt as draft:
             if note is not None:
@@ -98,7 +98,7 @@ def _move_out_embedded(changes: Changes) -> None:
 def restore(changes: Changes, change: GroupChange, name: str) -> None:
     """Delete later members, restore members in their frames where possible, and make the others again.
 
-    Raises KeyError if the group has no snapshot of this name.
+    Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops it first.
     """
     view = changes.view
     then = find_snapshot(view, name)
@@ -160,7 +160,7 @@ def _make_again(
     name: str,
     path: str,
 ) -> None:
-    """Make a member as a copy of its state at a snapshot, in its old layout."""
+    """Make a member again, as a copy of its state at a snapshot, in the layout that it had."""
     layout: Kind = "sparse" if then.states[name].sparse else "contiguous"
     source = then.open(path, "r")
     new = partial(copier_of(source, changes.storage_options), layout=layout)

@@ -28,7 +28,7 @@ _outdated: set[tuple[str, bytes]] = set()
 
 
 def promise(store: Store, record: Any) -> Handle | None:
-    """Return a handle to a local member from its summary; None if the member must be read at once.
+    """Return a handle to a local member from the `record` of its summary; None if the member must be read at once.
 
     This reads the head of the member, to check that the summary is up to date. The handle reads the rest on demand.
     """
@@ -57,10 +57,11 @@ def promise_revision(
     revision: str,
     read: Callable[[], Revision],
 ) -> Handle | None:
-    """Return a handle to a member from its summary, if the summary describes this revision; otherwise None.
+    """Return a handle to a member from the `record` of its summary, if that describes this revision; otherwise None.
 
-    The handle calls `read` to read the member. A row without a revision does not tell whether the summary is out of
-    date: then the handle compares the member with the summary when it reads the member.
+    `revision` is the generation that the member's row names, and may be empty. The handle calls `read` to read the
+    member. A row without a revision does not tell whether the summary is out of date: then the handle compares the
+    member with the summary when it reads the member.
     """
     described = _try_unpack(record)
     if described is None or (store.url, described.fingerprint) in _outdated:
@@ -95,7 +96,7 @@ def _require_described(source: Revision, described: Summary) -> None:
 
 
 def _description(state: State) -> tuple[Any, ...]:
-    """Return the properties that a promised handle has already shown."""
+    """Return the properties that a handle may have shown from a summary: all of them but the items."""
     annotations = state.annotations
     return (
         state.layout,

@@ -14,10 +14,10 @@ __all__ = ["update_table_list"]
 
 
 def update_table_list(changes: Changes, change: GroupChange) -> None:
-    """List the tables that a transaction makes, and no tables that it removes, as a part of its commit.
+    """Add the tables that a transaction makes to python-blosc2's list, and remove those that it deletes.
 
-    A group without an embedding frame has no such list, and neither has a group in an object store, which python-blosc2
-    does not open.
+    This changes the embedding frame in the transaction. A group without an embedding frame has no such list, and
+    neither has a group in an object store, which python-blosc2 does not open.
     """
     if not changes.view.is_local:
         return

@@ -74,7 +74,7 @@ class Unpacked(LocalGroup):
         return self.store.url.removesuffix(WORK)
 
     def own(self, lock: FileIO, begun: Version | None) -> None:
-        """Take ownership of the directory and its lock. `begun` is the version of the old archive, if there is one.
+        """Take ownership of the directory and its lock. `begun` is the version of the archive, if there is one.
 
         From then on, dropping the object without `close` warns.
         """
@@ -89,7 +89,7 @@ class Unpacked(LocalGroup):
         return super().members()
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path; after `close`, read-only in the archive."""
+        """Open a member by its path; after `close`, in the archive, where it can only be read."""
         if self._archive is not None:
             return self._archive.open(path, "r")
         return super().open(path, mode, lazy=lazy)
@@ -151,9 +151,9 @@ class Unpacked(LocalGroup):
             self._release()
 
     def leave(self) -> str:
-        """Release the lock, leave the directory to the next writer, and return a hint for continuing; "" for a copy.
+        """Leave the directory with all changes to the next writer: release its lock, and close files.
 
-        This also closes files.
+        Return a hint on how to continue, for the user; "" for a copy, which has no lock.
         """
         super().close()
         lock, self._lock = self._lock, None
@@ -164,7 +164,7 @@ class Unpacked(LocalGroup):
         return f"{self.url} was not written. {_describe_ways(self.url)}"
 
     def _release(self) -> None:
-        """Remove the directory, and give up its lock and ownership."""
+        """Remove the directory and the lock file, and release the lock. Then this object does not own the directory."""
         lock, self._lock = cast(FileIO, self._lock), None
         self._finalizer.detach()
         remove(self.store.url)
@@ -268,7 +268,9 @@ def _prepare_directory(
     *,
     resume: bool | None,
 ) -> Unpacked:
-    """Prepare the directory for `open_unpacked`, given the archive's version. The caller holds the lock.
+    """Prepare the directory `work` of the archive at `path` for `open_unpacked`. The caller holds the lock.
+
+    `begun` is the version of the archive; None if there is no archive.
 
     This takes over a directory that another writer has left, and completes its interrupted commit; or it removes that
     directory, and unpacks the archive or makes an empty group. Raises the errors of `open_unpacked`.
@@ -304,7 +306,7 @@ def _prepare_directory(
 
 
 def _check_archive(path: str, *, replace: bool) -> Version | None:
-    """Read the head of an archive, and return its version; None for a missing file.
+    """Read the head of an archive, and return the archive's version; None for a missing file.
 
     A file that is not an archive raises FormatError, or FileExistsError if the caller wants to `replace` it.
     """
@@ -360,7 +362,7 @@ def remove(work: str) -> None:
 
 
 def _describe_ways(path: str) -> str:
-    """Return a hint on how to continue with the changes of an unfinished writer, and how to remove them."""
+    """Return a hint for users: how to continue with the changes of an unfinished writer, and how to remove them."""
     return (
         f"The changes are in {path}{WORK}: open_group(url, 'a', resume=True) continues with them, and resume=False or"
         " b2array.vacuum removes them"

@@ -62,7 +62,9 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
 
 
 def find_outer_group(home: GroupHome) -> tuple[GroupHome, str] | None:
-    """Return the group around a place where a group is or will be, and its name there; None for a separate group.
+    """Return the group around a place where a group is or will be, and the name of this place in it.
+
+    None for a separate group, and for a place that is in no group.
 
     A manifest or an embedding frame marks a separate group. Any other group exists because of the names of members,
     which the outer group lists, commits and keeps in snapshots; so changes go through the outer group. This looks for
@@ -97,9 +99,9 @@ def home_in_file(file: BinaryFile) -> Archive:
 
 
 def _explain_missing_list(store: Store) -> str:
-    """Return the end of an error message if the store cannot list files, so that only a manifest could show a group.
+    """Return the end of the error for a missing group, if the store does not list files; otherwise "".
 
-    This tries to list the files.
+    Without a list, only a manifest shows a group. This tries to list the files.
     """
     try:
         store.listing()
@@ -174,13 +176,13 @@ def exists(group: GroupHome, *, visible: bool = False) -> bool:
 
 
 def _is_inside_group(place: Path) -> bool:
-    """Return whether any directory around a place is marked as a group."""
+    """Return whether a manifest or an embedding frame marks any directory around a place as a group."""
     signs = MANIFEST, EMBEDDED
     return any(Path(outer, sign).is_file() for outer in place.parents for sign in signs)
 
 
 def _has_members(place: Path) -> bool:
-    """Return whether members are in a directory or one level below, among the first entries."""
+    """Return whether members are in a directory or one level below, among its first `_GLANCE` possible members."""
     entries = chain(place.glob("*"), place.glob("*/*"))
     paths = (path.relative_to(place).as_posix() for path in entries)
     members = members_among(islice(paths, _GLANCE))
@@ -189,7 +191,7 @@ def _has_members(place: Path) -> bool:
 
 
 def initialise(group: GroupHome) -> None:
-    """Make an empty group: an embedding frame, and a manifest where one is needed.
+    """Make an empty group: an embedding frame, and in an object store a manifest, which the home then shows.
 
     Raises ReadOnlyError for a read-only store, FileExistsError if another file or group is there, and ValueError for a
     URL below which no member can have a name.
@@ -267,7 +269,10 @@ def clear(group: GroupHome) -> None:
 
 
 def discard(group: GroupHome) -> None:
-    """Remove a new group whose first commit failed, unless another writer has added members; ignore errors."""
+    """Remove a new group whose first commit failed, unless it has members; ignore errors.
+
+    On a local disk, this also removes the directory if it has no other files.
+    """
     # The caller raises the error of the commit, which is more important than a failure to clean up.
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST, removing=True):
         group.refresh()
