@@ -279,7 +279,10 @@ class Table:
         return values.view(f"M8[{unit}]")
 
     def _read_text(self, path: str, name: str) -> Array:
-        """Read text that is stored as the bytes of all items, and the offset of each item among them."""
+        """Read text that is stored as the bytes of all items, and the offset of each item among them.
+
+        Raises FormatError for other offsets, missing bytes, or bytes that are not UTF-8.
+        """
         offsets = self._open_array(path)[...]
         content = self._open_array(f"{path}.utf8")[...].tobytes()
         rows = self._valid_rows()
@@ -295,7 +298,7 @@ class Table:
         return np.array(texts, _TEXT)
 
     def _read_objects(self, path: str, name: str, kind: type) -> Array:
-        """Read text or bytes that are stored as serialized objects."""
+        """Read text or bytes that are stored as serialized objects, and mask missing ones; FormatError for others."""
         items = Items(self._open(path))
         rows = self._valid_rows()
         if len(rows) and len(items) <= rows[-1]:
@@ -304,7 +307,10 @@ class Table:
         return _objects_of([everything[row] for row in rows.tolist()], kind, name)
 
     def _read_words(self, path: str, name: str, column: Mapping[str, Any]) -> Array:
-        """Read words that are stored as codes, and a list of the different words."""
+        """Read words that are stored as codes, and a list of the different words; mask those with the null code.
+
+        Raises FormatError for codes without a word.
+        """
         codes = self._read_valid(path, name)
         words = _words_of(Items(self._open(f"{path}_dict")), name)
         missing = codes == column.get("null_code", -1)
@@ -341,7 +347,7 @@ def _path_of(name: str) -> str:
 
 
 def _quote(character: str) -> str:
-    """Return a character as it stands in the path of a column."""
+    """Return a character of a column's name as it stands in the path; separators and "%" become hexadecimal codes."""
     return f"%{ord(character):02X}" if character in "%/.\\" else character
 
 
@@ -365,7 +371,7 @@ def _is_rising(offsets: Array) -> bool:
 
 
 def _broadcast_mask(mask: Array, values: Array) -> Array:
-    """Return a mask of rows in the shape of the items; FormatError unless it has one dimension."""
+    """Return a mask of rows, repeated for the dimensions of the items in `values`; FormatError unless it has one."""
     if mask.ndim != 1:
         raise FormatError(f"expected one mark of a missing item for each row, found shape {mask.shape}")
     inner = [1] * (values.ndim - 1)
@@ -384,7 +390,7 @@ def _find_marker(values: Array, marker: Any) -> Array:
 
 
 def _objects_of(items: list[Any], kind: type, name: str) -> Array:
-    """Return an array of text or bytes, in which None marks missing items: these are masked.
+    """Return an array of text, or of bytes objects. None marks missing items, which are masked.
 
     Raises FormatError for an item of another type.
     """

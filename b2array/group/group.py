@@ -160,7 +160,10 @@ def _open_group(  # noqa: PLR0911 - there are many kinds of places
     storage_options: Mapping[str, Any] | None,
     fs: AbstractFileSystem | None,
 ) -> Group:
-    """Open a group, or make one; `name` is the name of a snapshot."""
+    """Open a group, or make one, as `open_group` does; `name` is the name of a snapshot, or None for the present state.
+
+    The caller has turned a time into a name, and sets the attributes.
+    """
     if is_open_file(url):
         # An open file takes no options: `open_store` refuses them.
         open_store(url, storage_options=storage_options, fs=fs)
@@ -187,8 +190,8 @@ def _open_group(  # noqa: PLR0911 - there are many kinds of places
         return Group(home, "", "r", follow=follow)
     outer_and_name = whole.find_outer_group(home)
     if outer_and_name is not None:
-        outer, part = outer_and_name
-        return _prepare_subgroup(Group(outer, "", "r+", follow=follow), part, mode)
+        outer, subgroup = outer_and_name
+        return _prepare_subgroup(Group(outer, "", "r+", follow=follow), subgroup, mode)
     _prepare_group(home, mode, required=required)
     return Group(home, "", "r+", follow=follow)
 
@@ -199,7 +202,10 @@ def _opened_or_made(
     storage_options: Mapping[str, Any] | None,
     fs: AbstractFileSystem | None,
 ) -> Iterator[Group]:
-    """Open a group for changes during the block, or make it. If the block fails, remove what was made."""
+    """Open a group for changes during the block, or make it; close it at the end.
+
+    If the block fails, remove a group that was made; an existing archive stays as it was.
+    """
     try:
         target, is_new = open_group(url, "r+", storage_options=storage_options, fs=fs), False
     except FileNotFoundError:
@@ -217,14 +223,14 @@ def _opened_or_made(
 
 
 def _complete(group: Group) -> None:
-    """Add what is missing in the directory of a group, as the mode "a" does."""
+    """Add a missing embedding frame to a local group, as the mode "a" does. An archive being changed has one."""
     home = group._home
     if isinstance(home, GroupHome) and not isinstance(home, unpacked.Unpacked):
         whole.complete(home)
 
 
 def _discard(group: Group) -> None:
-    """Remove a new group that has no members yet. A group inside another group stays."""
+    """Remove a new group that has no members yet; of an archive, the directory with all changes. A subgroup stays."""
     home = group._home
     if group._prefix:
         return
@@ -241,7 +247,7 @@ def open_embed_file(
     follow: bool,
     storage_options: Mapping[str, Any],
 ) -> Group:
-    """Return the group in an embedding store of python-blosc2; raise ReadOnlyError for any mode but "r"."""
+    """Open an embedding store of python-blosc2, a file, as a group; raise ReadOnlyError for any mode but "r"."""
     home = EmbedFile(address, storage_options)
     if mode != "r":
         raise ReadOnlyError(
@@ -262,8 +268,9 @@ def check_mode(mode: str, at: object, *, follow: bool) -> None:
 def _prepare_group(home: GroupHome, mode: AnyMode, *, required: bool) -> None:
     """Make a missing group, and empty or complete an existing one, according to the mode.
 
-    Unless it is opened for reading, this then completes an interrupted commit. Raises FileExistsError if a group exists
-    that the mode does not replace.
+    With `required`, the caller knows that the group exists. Unless it is opened for reading, this then completes an
+    interrupted commit. Raises FileExistsError if a group exists that the mode does not replace, and ValueError for the
+    URL of a new group that ends like a file of another kind.
     """
     url = home.store.url
     exists = required or whole.exists(home)
@@ -283,30 +290,30 @@ def _prepare_group(home: GroupHome, mode: AnyMode, *, required: bool) -> None:
 
 
 def _prepare_subgroup(outer: Group, name: str, mode: AnyMode) -> Group:
-    """Return a group inside another one; make it or empty it first, according to the mode.
+    """Return a subgroup, which is a group in the names of the outer one; make or empty it first, as the mode says.
 
-    Also completes an interrupted commit of the outer group. Raises FileExistsError if the group exists, and the mode
+    Also completes an interrupted commit of the outer group. Raises FileExistsError if the subgroup exists, and the mode
     does not replace it.
     """
     home = cast(GroupHome, outer._home)
     home.recover()
-    part = outer._subgroup(name)
+    subgroup = outer._subgroup(name)
     if not home.members().is_group(name):
         if mode in ("w", "w-", "x"):
-            check_ending(name, part.url, group=True)
-        return part if mode == "r+" else outer.require_group(name)
+            check_ending(name, subgroup.url, group=True)
+        return subgroup if mode == "r+" else outer.require_group(name)
     if mode in ("w-", "x"):
-        raise FileExistsError(f"{part.url} exists; mode='w' replaces a group")
+        raise FileExistsError(f"{subgroup.url} exists; mode='w' replaces a group")
     if mode == "w":
-        with part.transaction(replace=True) as changes:
+        with subgroup.transaction(replace=True) as changes:
             changes.attrs.require()
-    return part
+    return subgroup
 
 
 def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
-    """Open a group, or a group inside another one, at a snapshot.
+    """Open the group at a URL at its own snapshot, or else as a subgroup at a snapshot of the outer group.
 
-    Raises KeyError if there is no such snapshot, and FileNotFoundError if the group was not in it.
+    Raises KeyError if there is no such snapshot, and FileNotFoundError if the subgroup was not in it.
     """
     here = group_at(address, options)
     manifest = Manifest()
@@ -328,12 +335,12 @@ def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Grou
 
 
 def _make_snapshot_error(url: str, at: str) -> KeyError:
-    """Make the error for a snapshot of a whole archive."""
+    """Return the error for a snapshot of a whole archive."""
     return KeyError(f"{url} has no snapshot {at!r}; archives keep snapshots of single arrays only")
 
 
 def _open_file(file: BinaryFile, mode: AnyMode, *, follow: bool, at: str | None) -> Group:
-    """Open the archive in an open file, for reading."""
+    """Open the archive in an open file; ReadOnlyError for any mode but "r", KeyError for a snapshot `at` a name."""
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     home = whole.home_in_file(file)
@@ -413,7 +420,7 @@ class Group(MutableMapping[str, Any]):
         return self._home.members()
 
     def _full_name(self, name: str) -> str:
-        """Return the name of a member, or of a group, in the outermost group."""
+        """Return the name of a member or a group in the outermost group, given its name in this group."""
         return f"{self._prefix}{name}".rstrip("/")
 
     def _below(self, name: str = "") -> dict[str, str]:
@@ -432,15 +439,21 @@ class Group(MutableMapping[str, Any]):
             yield name.removesuffix(ATTRS).rstrip("/") if is_attrs(name) else name
 
     def _subgroup(self, name: str) -> Group:
-        """Return a group in this one; it need not exist."""
+        """Return the group with a name in this group; it need not exist."""
         return self._with_prefix(f"{self._prefix}{name}/")
 
     def _with_prefix(self, prefix: str) -> Group:
-        """Return a group of the same home, in the same mode; it need not exist."""
+        """Return the group whose members' names begin with a prefix, from the same home, in the same mode.
+
+        It need not exist.
+        """
         return Group(self._home, prefix, self._mode, follow=self._follow)
 
     def _open_path(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
-        """Open a member by its path, in the mode of the group; it follows other writers if the group does."""
+        """Open a member by its path, in the mode of the group; it follows other writers if the group does.
+
+        A member that follows is not opened lazily.
+        """
         if not self._follow:
             return _open_member(self._home, path, self._mode, lazy=lazy)
         member = _open_member(self._home, path, self._mode)
@@ -466,14 +479,17 @@ class Group(MutableMapping[str, Any]):
         return self._with_retries(partial(self._open_name, name)) if self._follow else self._open_name(name)
 
     def _open_name(self, name: str) -> Any:
-        """Open a member or a group, as `__getitem__` does."""
+        """Open a member, a group or a table by its name, once; `__getitem__` tries again if the group follows."""
         full, path = self._locate(name)
         if path is not None:
             return self._open_path(path)
         return self._find_table(full) or self._with_prefix(f"{full}/")
 
     def _with_retries(self, look: Callable[[], T]) -> T:
-        """List members and open some of them; in a group that follows other writers, again after their commits."""
+        """Call `look`, which lists and opens members; in a group that follows, again after each ConflictError.
+
+        The number of further calls is at most `config.retries`.
+        """
         tries = iter(range(config.retries if self._follow else 0))
         while True:
             try:
@@ -483,7 +499,7 @@ class Group(MutableMapping[str, Any]):
                     raise
 
     def _find_table(self, full: str) -> Table | None:
-        """Return a group as a `Table` if python-blosc2 wrote it as one; otherwise None.
+        """Return the group with a full name as a `Table` if python-blosc2 wrote it as one; otherwise None.
 
         This may read the description of the table.
         """
@@ -491,7 +507,10 @@ class Group(MutableMapping[str, Any]):
         return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
     def _locate(self, name: str) -> tuple[str, str | None]:
-        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither."""
+        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither.
+
+        If the handle knows neither, it looks for a new one in the store, and shows it from now on.
+        """
         try:
             name = check_name(name)
         except ValueError as error:
@@ -570,6 +589,7 @@ class Group(MutableMapping[str, Any]):
         """
 
         def look() -> dict[str, Any]:
+            """List the members, and open those directly in the group."""
             return {name: self._open_path(path, lazy=True) for name, path in self._paths_here().items()}
 
         return self._with_retries(look)
@@ -645,7 +665,10 @@ class Group(MutableMapping[str, Any]):
         return dataset_of(self, options)
 
     def _home_to_change(self) -> GroupHome | Changes:
-        """Return the home for changes, or raise ReadOnlyError; refresh it if the handle follows other writers."""
+        """Return the home if its members can be changed, or raise ReadOnlyError.
+
+        If the handle follows other writers, this also makes the home list the members again.
+        """
         home = require_writable(self._home, self._mode, self.url)
         if self._follow and isinstance(home, GroupHome):
             home.refresh()
@@ -691,7 +714,7 @@ class Group(MutableMapping[str, Any]):
             raise TypeError(f"a new array takes either a shape or data, found {what}")
 
         def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-            """Return a draft of the array with its data or its fill value."""
+            """Return a draft of the array with its data or its fill value; see `NewFrame`."""
             wanted: MemberKeywords = {"layout": layout, **options}
             settings = ArrayOptions(
                 **wanted,
@@ -850,7 +873,7 @@ class Group(MutableMapping[str, Any]):
             home = cast(Changes, changes._home)
             members = home.members().below(self.name)
             home.remove({name: path for name, path in members.items() if name != own})
-            # Without any member, only a frame of attributes makes an inner group exist.
+            # Without any member, only a frame of attributes makes a subgroup exist.
             if self._prefix and own not in members:
                 changes.attrs.require()
 
@@ -950,9 +973,9 @@ class Group(MutableMapping[str, Any]):
 
     @contextmanager
     def _change_members(self) -> Iterator[Group]:
-        """Commit the changes of the block together, or leave them to the transaction under way.
+        """Yield the group for changes in the block: commit them together, or leave them to the transaction under way.
 
-        Unlike `transaction`, this does not list all members again.
+        Unlike `transaction`, this does not list all members again, and does not note what the block only reads.
         """
         with changing(self._home_to_change()) as changes:
             yield Group(changes, self._prefix, self._mode)
@@ -994,7 +1017,7 @@ class Group(MutableMapping[str, Any]):
 
     @contextmanager
     def _run_transaction(self, *, replace: bool) -> Iterator[Group]:
-        """Run a transaction for `transaction`, which adds a message for users who forget the ``with``.
+        """Yield the group in a new transaction, for `transaction`, which adds a message for users who forget ``with``.
 
         Commits at the end of the block, and aborts if it raises. Raises ValueError inside another transaction.
         """
@@ -1019,7 +1042,7 @@ class Group(MutableMapping[str, Any]):
 
         A fork writes items of arrays, makes members and sets attributes. It cannot delete, move or replace members, or
         change shapes. The members that a fork makes stay in memory and in its pickle, so make large arrays in the
-        transaction. Forking prepares every member, which takes time in a large group: fork an inner group, or single
+        transaction. Forking prepares every member, which takes time in a large group: fork a group inside it, or single
         arrays.
 
         Raises
@@ -1144,7 +1167,7 @@ class Group(MutableMapping[str, Any]):
     def _home_for_snapshots(self) -> GroupHome | Transaction:
         """Return the home of the group if its snapshots can change.
 
-        Raises ReadOnlyError for a read-only group, and ValueError for an inner group or a fork.
+        Raises ReadOnlyError for a read-only group, and ValueError for a subgroup or a fork.
         """
         home = self._require_outermost(self._home_to_change())
         if not isinstance(home, GroupHome | Transaction):
@@ -1159,7 +1182,7 @@ class Group(MutableMapping[str, Any]):
             yield cast(Transaction, changes._home)
 
     def _require_outermost(self, home: H) -> H:
-        """Return the home; raise ValueError for an inner group, because only the outermost group has snapshots."""
+        """Return the home; raise ValueError for a subgroup, because only the outermost group has snapshots."""
         if self._prefix:
             raise ValueError(
                 f"{self.url} is inside the group {self._home.url}, which has the snapshots: use "
@@ -1168,9 +1191,10 @@ class Group(MutableMapping[str, Any]):
         return home
 
     def _home_with_snapshots(self) -> GroupHome | None:
-        """Return a copy of the group whose manifest lists the snapshots; None for an archive, which has no such list.
+        """Return a home of the group whose manifest lists the snapshots; None for an archive, which has no such list.
 
-        Raises ValueError for an inner group, and inside a transaction.
+        It can list the members again without an effect on this handle. Raises ValueError for a subgroup, and inside a
+        transaction.
         """
         home = self._require_outermost(self._home)
         if isinstance(home, SnapshotHome):
@@ -1302,7 +1326,7 @@ class Group(MutableMapping[str, Any]):
         return f"<b2array.Group {printable(self.url)}: {count}{self._remark()}>"
 
     def _remark(self) -> str:
-        """Return the end of the repr: that a transaction is under way, or which snapshot this is."""
+        """Return the end of the repr: that a transaction is under way, or which snapshot this is; otherwise ""."""
         if isinstance(self._home, Changes):
             return ", in a transaction"
         if isinstance(self._home, SnapshotHome):
@@ -1334,13 +1358,14 @@ def _is_url(text: str) -> bool:
 
 
 def _home_of(worker: object) -> object:
-    """Return the home of a group; return anything else unchanged."""
+    """Return the home of a group; return anything else unchanged, so that `Changes.merge` refuses it."""
     return worker._home if isinstance(worker, Group) else worker
 
 
 def require_free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
-    """Return the checked name of a new member of a group; raise FileExistsError if it is not free.
+    """Return the checked name of a new member of a group, without a leading slash; FileExistsError if it is not free.
 
+    Raises ValueError for an invalid name, or one with a part that names an array, and ReadOnlyError inside a table.
     With `overwrite`, an existing member may have the name. None means that the user's function has no such argument, so
     the error does not mention it.
     """
@@ -1356,9 +1381,10 @@ def require_free_name(group: Group, name: str, *, overwrite: bool | None = None)
 
 
 def _add_copy(group: Group, full: str, handle: Handle) -> None:
-    """Add a copy of a frame to a group under a full name; add attributes to the attributes of an existing group.
+    """Add a copy of a frame to a group, in a transaction, under a full name.
 
-    Raises FileExistsError if the group has a member or an attribute with this name.
+    If the frame has the attributes of a group that exists, add them to its attributes. Raises FileExistsError if the
+    group has a member or an attribute with this name.
     """
     home = group._home_to_change()
     if full not in home.members():
@@ -1379,10 +1405,10 @@ def put_member(
     *,
     overwrite: bool,
 ) -> Handle:
-    """Make a member, in one commit or in the transaction under way; `overwrite` replaces the member with this name.
+    """Make a member with the draft from `new`, in one commit or in the transaction under way; return its handle.
 
-    Raises FileExistsError if there is one, and `overwrite` is False. A transaction under way replaces no members, and
-    raises ValueError instead.
+    `full` is its name in the outermost group. `overwrite` replaces the member with this name. Raises FileExistsError if
+    there is one, and `overwrite` is False. A transaction under way replaces no members, and raises ValueError instead.
     """
     with changing(home) as changes:
         old = home.members().get(full)

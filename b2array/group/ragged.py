@@ -156,6 +156,7 @@ class Rows:
         return rows if np.ndim(numbers) else rows[0]
 
     def __iter__(self) -> Iterator[Array]:
+        """Yield each row; the rows are read in steps of many."""
         step = 1024
         for first in range(0, len(self), step):
             yield from self[first : first + step]
@@ -199,7 +200,10 @@ class Rows:
         self._values.refresh()
 
     def _bounds(self, numbers: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Return the first position of each row, and the position after its last."""
+        """Read and return the position of the first item of each row, and the position after its last item.
+
+        Raises FormatError if the offsets decrease, or exceed the values.
+        """
         if not numbers.size:
             return numbers, numbers
         first, last = int(numbers.min()), int(numbers.max())
@@ -216,7 +220,7 @@ class Rows:
         return starts, stops
 
     def _read(self, starts: Array, stops: Array) -> list[Array]:
-        """Read rows: neighbours in one piece, and all pieces together."""
+        """Read the rows with these bounds: neighbours in one piece, and all pieces together."""
         if not starts.size:
             return []
         begins = np.flatnonzero(np.append(True, starts[1:] != stops[:-1]))
@@ -230,7 +234,7 @@ class Rows:
 
 
 def _open_array(group: Group, name: str) -> NDArray:
-    """Return an array of a group of rows."""
+    """Open the values or the offsets in a group of rows; raise KeyError if the group has no such array."""
     array = group.get(name)
     if not isinstance(array, NDArray):
         raise KeyError(f"{group.url} has no array {name!r}: Rows.create(group) makes the arrays of rows")
@@ -243,7 +247,10 @@ def _changes_of(group: Group) -> Any:
 
 
 def _items_of(rows: Any, dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
-    """Return the items of rows of any kind in one array, and the length of each row."""
+    """Return the items of rows of any kind in one array, and the length of each row.
+
+    Raises ValueError for items of another shape, and TypeError if they cannot be converted to the `dtype`.
+    """
     flattened = _flatten_lists(rows)
     if flattened is None:
         return _join(rows, dtype, item_shape)
@@ -255,8 +262,9 @@ def _items_of(rows: Any, dtype: np.dtype[Any] | None, item_shape: tuple[int, ...
 
 
 def _flatten_lists(rows: Any) -> tuple[list[Array], list[int]] | None:
-    """Return the items and the length of each row of Arrow's and Awkward's arrays of lists; None for other rows.
+    """Return the items, in one array or several, and the length of each row of Arrow's and Awkward's arrays of lists.
 
+    Return None for other rows. Raises TypeError for an array of anything but lists, and ValueError for missing rows.
     Iteration over such arrays makes an object for each row or item.
     """
     library, _, _ = type(rows).__module__.partition(".")
@@ -296,12 +304,16 @@ _MISSING = "replace what is missing, as awkward.fill_none does"
 
 
 def _require_lists(are_lists: bool, kind: object) -> None:
+    """Raise TypeError, which names the kind of the items, unless they are lists."""
     if not are_lists:
         raise TypeError(f"expected lists of items, one for each row, found {kind}")
 
 
 def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:
-    """Return the items of rows in one array, and the length of each row."""
+    """Return the items of rows in one array, and the length of each row.
+
+    Without a `dtype`, NumPy chooses one for all rows. Raises the errors of `_items_of`.
+    """
     collected, kinds, lengths = [], [], []
     is_sized = dtype is not None and dtypes.has_size(dtype)
     for row in rows:
@@ -337,7 +349,10 @@ def _join(rows: Iterable[Any], dtype: np.dtype[Any] | None, item_shape: tuple[in
 
 
 def _extend(values: NDArray, offsets: NDArray, joined: Array, lengths: list[int]) -> None:
-    """Append the items of rows, and where they end."""
+    """Append the items of rows to the values, and the ends of the rows to the offsets.
+
+    Raises FormatError if the last offset is not the number of values.
+    """
     if not lengths:
         return
     start = int(offsets[-1])

@@ -95,7 +95,7 @@ class Transaction(Changes):
         removed: Iterable[str] = (),
         added: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Show removed and added members, given as names and as paths by name, if the transaction is explicit."""
+        """In an explicit transaction, show the members without the names `removed`, and with the paths `added`."""
         if not self.change.explicit:  # no user reads the members before the commit, and a copy of many takes time
             return
         if self._members is None:
@@ -131,7 +131,7 @@ class Transaction(Changes):
         return handle
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read.
+        """Open a member without noting that it was read, or return the handle with its changes.
 
         A member that is opened for writing joins the transaction with a draft. Embedded members are opened read-only.
         Raises ValueError if an inner group owns a member to write, and ConflictError if the transaction has ended.
@@ -194,11 +194,12 @@ class Transaction(Changes):
         *,
         overwrite: bool,
     ) -> Handle:
-        """Make a member, and return a handle to write to it. Readers see the member after the commit.
+        """Make a member with the draft from `new`, and return a handle to write to it.
 
-        The member begins where no reader looks; its path may have another suffix. If the transaction has forks, a
-        journal protects its files from `vacuum`. Raises ValueError if the group has a member of this name that was not
-        deleted, what `check_new` raises, and ConflictError if the transaction has ended.
+        Readers see the member after the commit. The member begins where no reader looks; its path may have another
+        suffix. If the transaction has forks, a journal protects its files from `vacuum`. Raises ValueError if the group
+        has a member of this name that was not deleted, what `check_new` raises, and ConflictError if the transaction
+        has ended.
         """
         self._require_open()
         change = self.change
@@ -271,7 +272,10 @@ class Transaction(Changes):
         self._update_members(added=members)
 
     def _forget(self, path: str) -> None:
-        """Give up the changes to a member, end the transaction of its handle, and remove its staged files."""
+        """Give up the changes to a member, take its handle out of the transaction, and remove its staged files.
+
+        The handle of a new member raises errors from now on; another one shows the committed state again.
+        """
         handle, member = self._handles.pop(path), self.change.members.pop(path)
         if member.is_new:
             handle.abandon()
@@ -326,9 +330,9 @@ class Transaction(Changes):
         self._roster.warn_of_forgotten(self.url)
 
     def _commit(self) -> None:
-        """Commit everything, and show it in the handles of the group and of the members; give up unchanged drafts.
+        """Commit all changes, show them in the handles of the group and of the members, and give up unchanged drafts.
 
-        Without any change, nothing is written.
+        Without any change, nothing is written. If an error follows the commit, the handles show the commit as well.
         """
         change = self.change
         change.find_written()
@@ -363,7 +367,10 @@ class Transaction(Changes):
 
 
 def _settle(member: MemberChange, state: Revision) -> None:
-    """Clean up after the draft of a member, given its committed state."""
+    """Clean up after the commit of a member, given its committed state: end its draft, and remove unused new files.
+
+    On a local disk, there is nothing to do for a new member, whose frame has been moved.
+    """
     if member.made is None:
         # The revisions of copied snapshots refer to chunks of earlier states, so keep the files of these chunks.
         member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)

@@ -28,7 +28,7 @@ class Names(str):
 
     @classmethod
     def of(cls, group: Any, names: Iterable[str]) -> Names:
-        """Draw the names of members as a tree below a group."""
+        """Draw the names of members as a tree below a group, as text and as HTML."""
         tree = nest(dict.fromkeys(names))
         drawing = cls("\n".join([f"/{printable(group.name)}", *draw_branches(tree)]))
         drawing._html = put_title("b2array.Group", group.url, [_html_of(tree)])
@@ -51,7 +51,10 @@ class Tree:
         paths: Mapping[str, str],
         open_path: Callable[[str], NDArray | SChunk | Items],
     ) -> None:
-        """Open the members that a tree describes, up to a number; keep the error of a member that cannot be opened."""
+        """Read the attributes, and open the members if there are at most 100; keep the errors of damaged members.
+
+        `names` are the names to show, and `paths` the paths of the members by name.
+        """
         self._url = group.url
         self._name = group.name
         self._remark = group._remark()
@@ -88,7 +91,10 @@ class Tree:
 
 
 def nest(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn a mapping of names with slashes into nested mappings, in which the key "" has the value of a name."""
+    """Turn a mapping of names with slashes into nested mappings, in which the key "" has the value of a name.
+
+    Names with the value None have no such key.
+    """
     root: dict[str, Any] = {}
     for name, member in members.items():
         node = root
@@ -129,7 +135,7 @@ def _describe(member: Any) -> str:
 
 
 def _html_of(tree: Mapping[str, Any]) -> str:
-    """Return the members and groups of a tree as HTML."""
+    """Return the members and groups of a tree that `nest` made as HTML."""
     parts = []
     for name, node in tree.items():
         member = node.get("") if name else None
