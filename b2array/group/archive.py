@@ -240,7 +240,8 @@ class Archive:
     def _header_nbytes(self, where: str, entry: _Entry, stamp: Stamp) -> int:
         """Read a file's local header, and return its size.
 
-        Raises FormatError if it is no header, or if the file goes beyond the end of the archive.
+        Raises FormatError, which names the file as `where`, if it is no header, or if the file goes beyond the end of
+        the archive.
         """
         # The size is not in the central directory: its extra fields differ from the fields in the local header.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
@@ -255,7 +256,10 @@ class Archive:
 
 
 def _read_range(store: Store, span: Span, stamp: Stamp) -> memoryview:
-    """Read a range of an archive in the state of a stamp, if possible from the cache on disk."""
+    """Read a range of an archive, if possible from the cache on disk.
+
+    Raises ConflictError if the archive was replaced since the stamp was read.
+    """
     version = stamp.version
     content = None
     if version is not None and store.may_keep(version):

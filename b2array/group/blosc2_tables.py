@@ -220,7 +220,7 @@ class Table:
         return np.flatnonzero(mask[...])
 
     def _read_column(self, name: str, column: Mapping[str, Any]) -> Array:
-        """Read a column in the way that its kind requires, and mask its missing items.
+        """Read a column in the way that its kind requires, and mask its missing items. `column` describes it.
 
         Raises UnsupportedError for a kind that only python-blosc2 reads.
         """
@@ -242,7 +242,10 @@ class Table:
         return self._mask_missing(values, path, name, column)
 
     def _read_valid(self, path: str, name: str) -> Array:
-        """Read an array, and return its items in the rows that were not deleted; FormatError if it is too short."""
+        """Read the array at a path, and return its items in the rows that were not deleted.
+
+        Raises FormatError, which names the column, if the array is too short.
+        """
         array = self._open_array(path)
         rows = self._valid_rows()
         if not array.ndim or (len(rows) and len(array) <= rows[-1]):

@@ -23,13 +23,13 @@ __all__ = [
     "EmbedFile",
     "holds_members",
     "is_embed_file",
-    "list_tables",
     "lists_objects",
     "members",
     "open_member",
     "pack_empty_frame",
     "put_back",
     "remove",
+    "update_tables",
 ]
 
 EMBED_SUFFIX = ".b2e"
@@ -202,7 +202,7 @@ def _replace_map(schunk: SChunk, entries: Mapping[str, Any]) -> None:
         raise FormatError(f"{schunk.url}: expected notes of embedded members, found other notes ({error})") from None
 
 
-def list_tables(schunk: SChunk, tables: Mapping[str, bool]) -> bool:
+def update_tables(schunk: SChunk, tables: Mapping[str, bool]) -> bool:
     """Bring some tables in the frame's list of objects up to date; return whether this has changed the list.
 
     `tables` says by name whether the table exists. python-blosc2 shows the columns of a table as members unless the

@@ -371,6 +371,7 @@ class Group(MutableMapping[str, Any]):
         *,
         follow: bool = False,
     ) -> None:
+        """Make a handle to the members of a home whose names begin with a prefix; `open_group` is for users."""
         self._follow = follow
         self._home = home
         self._prefix = prefix
@@ -576,6 +577,7 @@ class Group(MutableMapping[str, Any]):
         raise TypeError(f"{self.url} is a group, not an array; its method copy copies members")
 
     def __iter__(self) -> Iterator[str]:
+        """Yield the names of the arrays and groups directly in this group."""
         return self._members().children(self.name)
 
     def __len__(self) -> int:
@@ -706,6 +708,8 @@ class Group(MutableMapping[str, Any]):
             A group has this name, or a member has it and `overwrite` is False.
         ValueError
             The name is not valid, or a part of it names an array.
+        TypeError
+            There is neither a shape nor data, or there are both.
         """
         home = self._home_to_change()
         name = require_free_name(self, name, overwrite=overwrite)
@@ -938,8 +942,9 @@ class Group(MutableMapping[str, Any]):
     ) -> dict[str, Handle]:
         """Copy members into a group, which is in a transaction, and return a handle to each source by its path.
 
-        If this group is in a transaction, this notes that the sources were read. Raises KeyError if there are no such
-        members, and FileExistsError if the destination has a member or an attribute with such a name.
+        `source` and `name` are as for `copy`. If this group is in a transaction, this notes that the sources were read.
+        Raises KeyError if there are no such members, and FileExistsError if the destination has a member or an
+        attribute with such a name.
         """
         start = source.removeprefix("/")
         chosen = self._below(start)
@@ -958,7 +963,10 @@ class Group(MutableMapping[str, Any]):
         return sources
 
     def move(self, source: str, name: str) -> None:
-        """Rename an array or a group in this group, in one commit. Raises the errors of `copy`."""
+        """Rename an array or a group in this group, in one commit.
+
+        Raises the errors of `copy`, and ValueError for a group that would be moved into itself, and in a fork.
+        """
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         if isinstance(self._home, GroupFork):
@@ -1176,7 +1184,10 @@ class Group(MutableMapping[str, Any]):
 
     @contextmanager
     def _change_snapshots(self) -> Iterator[Transaction]:
-        """Yield the transaction under way; without one, begin a transaction and commit it after the block."""
+        """Yield the transaction under way; without one, begin a transaction, and commit it after the block.
+
+        Raises the errors of `_home_for_snapshots`.
+        """
         is_under_way = isinstance(self._home_for_snapshots(), Transaction)
         with nullcontext(self) if is_under_way else self.transaction() as changes:
             yield cast(Transaction, changes._home)
@@ -1218,6 +1229,8 @@ class Group(MutableMapping[str, Any]):
         ------
         KeyError
             The group has no snapshot with this name.
+        ValueError
+            This group is inside another group, whose snapshots include it.
         """
         with self._change_snapshots() as changes:
             snapshot_writing.restore(changes, changes.change, name)
@@ -1229,6 +1242,8 @@ class Group(MutableMapping[str, Any]):
         ------
         KeyError
             The group has no snapshot with this name.
+        ValueError
+            This group is inside another group, whose snapshots include it.
         """
         with self._change_snapshots() as changes:
             changes.snapshots.drop([name])
@@ -1247,6 +1262,8 @@ class Group(MutableMapping[str, Any]):
         ------
         KeyError
             The group has no such snapshot.
+        ValueError
+            This group is inside another group, or in a transaction.
 
         Examples
         --------
@@ -1427,7 +1444,7 @@ def _open_member(
     *,
     lazy: bool = False,
 ) -> NDArray | SChunk | Items:
-    """Open a member by its path, and return the object for users that fits its frame."""
+    """Open a member by its path, and return it as an array, as objects of python-blosc2, or as a super-chunk."""
     handle = home.open(path, mode, lazy=lazy)
     # Objects of python-blosc2 are super-chunks with a mark; arrays cannot have it.
     if _is_array(path, handle):

@@ -41,6 +41,7 @@ class Attrs(Attributes):
     __slots__ = ("_home", "_mode", "_name")
 
     def __init__(self, home: Home, prefix: str, mode: Mode) -> None:
+        """Make the mapping for the group whose members' names begin with a prefix. This opens nothing."""
         self._home = home
         self._name = prefix + ATTRS
         self._mode: Mode = mode

@@ -102,7 +102,10 @@ class Changes(ABC):
         *,
         overwrite: bool,
     ) -> Handle:
-        """Make a member, and return a handle to write to it."""
+        """Make a member with the draft from `new`, and return a handle to write to it.
+
+        `overwrite` is as for `GroupHome.begin_member`.
+        """
 
     @abstractmethod
     def remove(
@@ -179,7 +182,7 @@ class Changes(ABC):
 
 
 def _is_mounted(view: GroupHome, path: str) -> bool:
-    """Return whether a member belongs to a separate group inside the one that is shown."""
+    """Return whether a member of the group that `view` shows belongs to an inner group."""
     return view.mount_of(path) is not None
 
 
@@ -425,7 +428,7 @@ class GroupFork(Changes):
         return {self.name, *self._roster.merged}
 
     def _is_related(self, fork: GroupFork) -> bool:
-        """Return whether another fork can be merged into this one: it is a fork of this one, or a sibling."""
+        """Return whether another fork can be merged into this one: it is a fork of this one, or of the same changes."""
         return fork.transaction in (self._id_for_forks, self.transaction)
 
     @property

@@ -271,10 +271,10 @@ class SnapshotHome:
 
     def is_retired(self, path: str) -> bool:
         """Return whether a retired frame keeps the state of the member that had this path."""
-        return self._token(path) is not None
+        return self._find_token(path) is not None
 
-    def _token(self, path: str) -> str | None:
-        """Return the token of the retired frame that keeps the state of a member; None if no frame does."""
+    def _find_token(self, path: str) -> str | None:
+        """Return the name of the retired frame that keeps a member's state, for `retired_path`; None without one."""
         wanted = self.name, self._states[path].generation
         for token, states in self._manifest.retired.items():
             if wanted in states:
@@ -287,7 +287,7 @@ class SnapshotHome:
         If other software has changed the member's file, this checks that the chunks of the state are intact; with
         `deep`, that they are intact as a whole.
         """
-        token = self._token(path)
+        token = self._find_token(path)
         state = self._states[path]
         if token is not None:
             # Another transaction may have removed the frame meanwhile.

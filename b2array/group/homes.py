@@ -165,7 +165,10 @@ class GroupHome(ABC):
 
     @abstractmethod
     def load_manifest(self, *, cached: bool = False) -> Manifest:
-        """Read the present manifest, without changing the members shown; `cached` is for readers."""
+        """Read the present manifest from the store, without changing the members shown.
+
+        With `cached`, it may come from the cache on disk: only a reader may pass it.
+        """
 
     @abstractmethod
     def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -176,7 +179,7 @@ class GroupHome(ABC):
 
     @abstractmethod
     def recover(self) -> None:
-        """Complete the commit of a writer that was killed, if readers without the manifest need that.
+        """Complete the commit of a writer that was killed; in an object store, do nothing.
 
         If the group was copied from an object store to a local disk, this makes it a local group.
         """

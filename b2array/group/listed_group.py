@@ -153,7 +153,7 @@ class ListedGroup(GroupHome):
         return self._ensure_listing()[:2]
 
     def is_separate(self) -> bool:
-        """Return whether this handle has read a manifest with members; this sends no request."""
+        """Return whether this handle has read a manifest of the group; this sends no request."""
         return self._listing is not None and self._listing[0] != Manifest()
 
     def look_for_manifest(self) -> bool:
@@ -261,7 +261,10 @@ class ListedGroup(GroupHome):
         return listing
 
     def load_manifest(self, *, cached: bool = False) -> Manifest:
-        """Read the present manifest from the store, without changing the members shown; `cached` is for readers."""
+        """Read the present manifest from the store, without changing the members shown.
+
+        With `cached`, it may come from the cache on disk: only a reader may pass it.
+        """
         return self.catalog.read(cached=cached)[0]
 
     def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -307,7 +310,7 @@ class ListedGroup(GroupHome):
     def begin_view(self) -> Self:
         """Return a handle for a new transaction, which keeps showing the present members; show the same manifest here.
 
-        This reads the manifest if it was not read yet.
+        This reads the manifest if it was not read yet. Raises ConflictError if another group is there by now.
         """
         # Pinned, because commits through other handles must not change the states on which the transaction builds.
         self._confirm_manifest()
@@ -464,7 +467,7 @@ class ListedGroup(GroupHome):
     ) -> Revision | None:
         """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more.
 
-        With `cached`, the index may come from the cache on disk, as for `read_frame`. Embedded members are read in
+        With `cached`, the index may come from the cache on disk. Embedded members are read in
         their present state, because they have no other. `deep` is about frames that keep states: revisions never
         change.
         """

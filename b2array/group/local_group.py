@@ -90,7 +90,10 @@ class LocalGroup(GroupHome):
         return _unpickle, (type(self), self._address, self.storage_options, self._listing, self._first)
 
     def copy(self) -> Self:
-        """Return a second handle that shows the same members. This lists the members if they were not listed yet."""
+        """Return a second handle that shows the same members, and shares the states that this handle remembers.
+
+        This lists the members if they were not listed yet.
+        """
         copied = type(self)(
             self._address,
             self.storage_options,
@@ -173,7 +176,7 @@ class LocalGroup(GroupHome):
         self.show(Manifest(), Members(members_among(paths)))
 
     def show(self, manifest: Manifest, members: Members) -> None:
-        """Show these members until the next `refresh`."""
+        """Show these members, and the manifest that belongs to them, until the next `refresh`."""
         self._listing = manifest, members
 
     def show_near(self, names: Collection[str]) -> None:
@@ -252,7 +255,7 @@ class LocalGroup(GroupHome):
         return SChunk(Handle(self._load_own_state(EMBEDDED, self.manifest), "r"))
 
     def load_manifest(self, *, cached: bool = False) -> Manifest:  # noqa: ARG002
-        """Read the present manifest, without its version."""
+        """Read the present manifest from the directory, without changing the members shown."""
         manifest, _ = read_manifest(self.store, versioned=False)
         return manifest
 
@@ -474,13 +477,13 @@ class LocalGroup(GroupHome):
         """Begin a new member in a place next to its path; return the path, and the change with the draft from `new`.
 
         In an explicit transaction, the draft gets a note of the commit. Raises ValueError if an inner group owns the
-        path, and the errors of `_require_place` if the path is not free.
+        path, and the errors of `_require_free_place` if the path is not free.
         """
         path = name + suffix
         self.require_own(path)
         overwrite = overwrite or name in change.removed
         if not overwrite or path not in change.removed.values():
-            _require_place(self.store_of(path), overwrite=overwrite, is_explicit=change.explicit)
+            _require_free_place(self.store_of(path), overwrite=overwrite, is_explicit=change.explicit)
         # A random token, because several writers may be making the same member.
         token = os.urandom(8).hex()
         # This place never makes the directory of the group, which may have been renamed.
@@ -513,7 +516,7 @@ def _unpickle(
     return group
 
 
-def _require_place(store: Store, *, overwrite: bool, is_explicit: bool) -> None:
+def _require_free_place(store: Store, *, overwrite: bool, is_explicit: bool) -> None:
     """Raise FileExistsError if a file or directory is in the place of a new member.
 
     With `overwrite`, a frame may be there. Files of late writers, without a frame, are allowed. If another writer has

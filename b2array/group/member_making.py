@@ -63,7 +63,7 @@ def make_member(
 
 
 def _can_lock(home: GroupHome) -> bool:
-    """Take and release the group's lock, and return whether this thread can do that now without a deadlock."""
+    """Take and release the group's lock; return whether this thread may do that, and can do it without a deadlock."""
     # If this thread holds the lock of a member, a commit with the group's lock may be waiting for it: a deadlock.
     if holds_locks():
         return False

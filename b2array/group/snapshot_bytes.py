@@ -35,7 +35,7 @@ R = TypeVar("R")
 def count_own_nbytes(group: GroupHome, manifest: Manifest, entries: Sequence[Kept]) -> dict[str, int]:
     """Count the bytes of members that only one snapshot needs, by the names of the snapshots.
 
-    `manifest` is the manifest that the group shows.
+    `manifest` is the manifest that the group shows, and `entries` are the entries of all snapshots in its ledger.
     """
     count = _count_in_frames if group.keeps_states_in_frames else _count_in_revisions
     return count(group, manifest, entries)

@@ -113,7 +113,7 @@ def diff_group(group: GroupHome, at: str, then: str | None) -> GroupDiff:
     added = new_paths.keys() - old_paths.keys()
     deleted = old_paths.keys() - new_paths.keys()
     attrs |= {_group_of(name) for name in added | deleted if is_attrs(name)}
-    return GroupDiff(_sort_arrays(added), _sort_arrays(deleted), changed, tuple(sorted(attrs)))
+    return GroupDiff(_sort_members(added), _sort_members(deleted), changed, tuple(sorted(attrs)))
 
 
 def _is_same_frame(old: Revision, new: Revision) -> bool:
@@ -124,7 +124,7 @@ def _is_same_frame(old: Revision, new: Revision) -> bool:
     return is_comparable and old.url == new.url and old.frame.frame_type == new.frame.frame_type
 
 
-def _sort_arrays(names: Iterable[str]) -> tuple[str, ...]:
+def _sort_members(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of members in order, without the names of groups' attributes."""
     return tuple(sorted(name for name in names if not is_attrs(name)))
 

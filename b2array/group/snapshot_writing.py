@@ -42,7 +42,7 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
 
 
 def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[SnapshotHome]) -> None:
-    """Add the snapshots of another group, which replace snapshots of the same names.
+    """Add these snapshots of another group, which replace snapshots of the same names.
 
     The transaction has already copied the members of that group, each with its earlier states. This copies the states
     of deleted and replaced members, which belong to no member of the copy, and writes them to the store. Raises

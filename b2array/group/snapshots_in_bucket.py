@@ -128,7 +128,7 @@ def _draft_revision(
 
 
 def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[SnapshotHome]) -> None:
-    """Add the snapshots of another group, which replace snapshots of the same names.
+    """Add these snapshots of another group, which replace snapshots of the same names.
 
     The transaction has copied the members of that group, each with its earlier states. This writes a revision of each
     state that a snapshot names.

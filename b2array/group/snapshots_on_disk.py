@@ -120,7 +120,8 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
 def _open_earlier(changes: Changes, change: GroupChange, then: SnapshotHome) -> dict[str, Revision]:
     """Open the members that can be restored in their frames; return the states to restore, by name.
 
-    Opening begins a draft of each, and counts as reading it. All other members must be made again.
+    A member can be restored if its frame is still the same, and has all chunks of the state. Opening begins a draft of
+    each, and counts as reading it. All other members must be made again.
     """
     earlier = {}
     group = change.identity.encode()
@@ -171,7 +172,7 @@ def _make_again(
 
 
 def copy_snapshots(changes: Changes, change: GroupChange, snapshots: Sequence[SnapshotHome]) -> None:
-    """Add the snapshots of another group, which replace snapshots of the same names.
+    """Add these snapshots of another group, which replace snapshots of the same names.
 
     The transaction has copied the members of that group, each with its earlier states. States that no new member keeps,
     because their member was deleted or replaced, are written to retired frames.

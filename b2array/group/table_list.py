@@ -35,4 +35,4 @@ def update_table_list(changes: Changes, change: GroupChange) -> None:
         others = [path for path in changes.view.members().values() if table_of(path) and path not in removed]
         tables |= {table_of(path): describes_a_table(changes.view.store_of(path)) for path in others}
     tables |= {table_of(path): is_description(change.members[path].draft.state) for path in made}
-    embedded.list_tables(schunk, tables)
+    embedded.update_tables(schunk, tables)

@@ -131,7 +131,7 @@ class Transaction(Changes):
         return handle
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read, or return the handle with its changes.
+        """Open a member without noting that it was read. If it has a draft, return the same handle in any mode.
 
         A member that is opened for writing joins the transaction with a draft. Embedded members are opened read-only.
         Raises ValueError if an inner group owns a member to write, and ConflictError if the transaction has ended.
@@ -196,10 +196,10 @@ class Transaction(Changes):
     ) -> Handle:
         """Make a member with the draft from `new`, and return a handle to write to it.
 
-        Readers see the member after the commit. The member begins where no reader looks; its path may have another
-        suffix. If the transaction has forks, a journal protects its files from `vacuum`. Raises ValueError if the group
-        has a member of this name that was not deleted, what `check_new` raises, and ConflictError if the transaction
-        has ended.
+        Readers see the member after the commit. `overwrite` is as for `GroupHome.begin_member`. The member begins where
+        no reader looks; its path may have another suffix. If the transaction has forks, a journal protects its files
+        from `vacuum`. Raises ValueError if the group has a member of this name that was not deleted, what `check_new`
+        raises, and ConflictError if the transaction has ended.
         """
         self._require_open()
         change = self.change
@@ -350,7 +350,10 @@ class Transaction(Changes):
             self._forget(path)
 
     def _show(self, committed: Committed, written: Collection[str]) -> None:
-        """Show the result of the commit in all handles, and clean up after the drafts of the `written` members."""
+        """End the transaction after the commit: show the result in all handles, and clean up after the drafts.
+
+        `written` are the paths of the members that the commit has written. The group remembers their states.
+        """
         self._ended = True  # an error from now on must not abort the committed changes
         self.view.show_commit(committed, self.change)
         self._group.show_commit(committed, self.change)
@@ -425,7 +428,7 @@ def committing(home: GroupHome) -> Iterator[Transaction]:
 
 @contextmanager
 def _explaining_lengths(home: GroupHome) -> Iterator[None]:
-    """Say what is too long if the file system refuses the name of a file."""
+    """If the file system refuses the name of a file in the block, raise an OSError that says what is too long."""
     try:
         yield
     except OSError as error:

@@ -124,7 +124,7 @@ def draw_branches(
 
 
 def _describe(member: Any) -> str:
-    """Return one line about a member: its shape, type and size, or the error that opening it raised."""
+    """Return a line about a member: its shape, type and size, its number of chunks or objects, or why it is damaged."""
     if isinstance(member, NDArray):
         return f"{member.shape} {member.dtype}, {size(member.nbytes)}, stored in {size(member.cbytes)}"
     if isinstance(member, SChunk):

@@ -46,7 +46,8 @@ __all__ = [
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> GroupHome | Archive:
     """Return the home of a group at a URL; raise FileNotFoundError if the group is `required` and missing.
 
-    This reads the manifest. Raises FormatError if another kind of file is at the URL.
+    This reads the manifest; without one, it looks for an archive or for members. Raises FormatError if another kind of
+    file is at the URL.
     """
     home = group_at(url, storage_options)
     # Look for the manifest first: if there is one, this is the only request.
@@ -64,7 +65,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
 def find_outer_group(home: GroupHome) -> tuple[GroupHome, str] | None:
     """Return the group around a place where a group is or will be, and the name of this place in it.
 
-    None for a separate group, and for a place that is in no group.
+    Return None for a separate group, and for a place that is in no group.
 
     A manifest or an embedding frame marks a separate group. Any other group exists because of the names of members,
     which the outer group lists, commits and keeps in snapshots; so changes go through the outer group. This looks for
@@ -182,7 +183,7 @@ def _is_inside_group(place: Path) -> bool:
 
 
 def _has_members(place: Path) -> bool:
-    """Return whether members are in a directory or one level below, among its first `_GLANCE` possible members."""
+    """Return whether members are in a directory or one level below, among the first `_GLANCE` entries."""
     entries = chain(place.glob("*"), place.glob("*/*"))
     paths = (path.relative_to(place).as_posix() for path in entries)
     members = members_among(islice(paths, _GLANCE))
