@@ -439,7 +439,7 @@ def _snapshots_around(
 def _open_in_group_at(place: Place, storage_options: Storage, at: str) -> Any:
     """Open a member, or a group inside another one, as it was at a snapshot.
 
-    A snapshot of the outer group comes first. If there is none of this name, or if it does not have the member, open
+    A snapshot of the outer group comes first. If no snapshot has this name, or if it does not have the member, open
     the member's own snapshot. Raises KeyError if neither exists, and FileNotFoundError if there is no such member or
     group.
     """

@@ -77,7 +77,7 @@ class Attrs(Attributes):
         return self._make_frame(frame, {})
 
     def _make_frame(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
-        """Make the frame of attributes with these values, and with those of the `embedded` frame that it replaces.
+        """Make the frame of attributes with these values, and with what the `embedded` frame that it replaces has.
 
         This is one commit, or part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
         """

@@ -240,7 +240,7 @@ class ListedGroup(GroupHome):
         return is_there
 
     def refresh(self) -> None:
-        """Forget the manifest, and those of inner groups; the next use reads them again."""
+        """Forget the manifest of the group and of each inner group; the next use reads them again."""
         self._listing = None
         self._inner = InnerManifests()
 
