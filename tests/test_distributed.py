@@ -253,7 +253,8 @@ def killing(x: da.Array, marker: Path) -> da.Array:
     return x.map_blocks(kill_once, marker=str(marker), dtype=x.dtype, name=name, meta=np.empty((0, 0), x.dtype))
 
 
-@pytest.mark.parametrize("layout", ["sparse", pytest.param("contiguous", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_worker_that_is_killed_is_made_up_for(mortal_client: object, tmp_path: Path, layout: str) -> None:
     x = killing(source(), tmp_path / "killed")
     a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=mortal_client)

@@ -16,6 +16,7 @@ from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from clouds import skip
@@ -44,6 +45,14 @@ WITH_MPI = [page for page in PAGES if "mpiexec" in text(page)]
 ON_S3 = [page for page in PAGES if "s3://" in "".join(example.source for example in examples(page))]
 
 
+LONG = {f"how-to/{name}.rst" for name in ("climate-archive", "shared-bucket", "simulation", "training")}
+
+
+def _long_ones_apart(pages: list[str]) -> list[Any]:
+    """Give parameters, of which those whose examples take seconds are for a slow run."""
+    return [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in pages]
+
+
 def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     # Programs that a page starts find the package that is tested.
@@ -57,7 +66,7 @@ def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed == 0
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in [*ON_S3, *WITH_MPI]])
+@pytest.mark.parametrize("page", _long_ones_apart([page for page in PAGES if page not in [*ON_S3, *WITH_MPI]]))
 def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if 'CParams("zfp"' in text(page) and find_spec("zfpy") is None:
         pytest.skip("needs zfpy")
@@ -73,7 +82,7 @@ def test_the_examples_run_with_the_ranks_of_mpi(page: str, tmp_path: Path, monke
     run(page, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("page", ON_S3)
+@pytest.mark.parametrize("page", _long_ones_apart(ON_S3))
 def test_the_examples_run_on_a_server_of_the_protocol_of_s3(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_options: dict[str, str]
 ) -> None:

@@ -210,6 +210,7 @@ def test_rows_hold_in_all_orders(name: str) -> None:
         ("remembers_what_goes", "lost_deletion"),
     ],
 )
+@pytest.mark.slow
 def test_without_one_rule_the_checker_finds_what_it_is_for(rule: str, name: str) -> None:
     assert tried(name, rows.without(rule)).problems
 
@@ -346,6 +347,7 @@ def test_local_snapshots_hold_in_all_orders() -> None:
         ("lists_two_steps", with_a_replacement_alone, "patch"),
     ],
 )
+@pytest.mark.slow
 def test_without_one_rule_of_the_log_the_checker_finds_what_it_is_for(rule: str, attempt: Any, kind: str) -> None:
     assert attempt(log.without(rule), kind).problems
 

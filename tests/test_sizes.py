@@ -107,6 +107,7 @@ def test_dictionaries_help_as_much_as_those_of_stock(codec: str) -> None:
 
 
 @pytest.mark.parametrize(("codec", "mean", "most", "few"), [("zlib", 1.0, 1.07, 0.03), ("blosclz", 1.0, 1.45, 0.05)])
+@pytest.mark.slow
 def test_other_versions_of_a_codec_compress_nearly_as_well(codec: str, mean: float, most: float, few: float) -> None:
     """Where BloscLZ is probed and given up, and what zlib finds at a level, differs from version to version."""
     found = ratios(cases(codec, (1, 3, 5, 7, 9), ("always", "never"), ("shuffle",)))

@@ -424,8 +424,8 @@ def test_sizes_are_numpys_and_the_ratio_is_of_the_text():
 
 
 def test_one_item_costs_a_block():
-    a = b2array.asarray(words(50_000), chunks=20_000, blocks=1000)
-    plan = a.explain(31_234)
+    a = b2array.asarray(words(10_000), chunks=4000, blocks=200)
+    plan = a.explain(6_234)
     assert (plan.chunks, plan.blocks) == (1, 1)
 
 

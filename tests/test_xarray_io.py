@@ -663,7 +663,7 @@ def test_a_handle_from_before_shows_no_mixture(place: dict[str, object]) -> None
     assert group["rain"].shape == new.rain.shape
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
 def test_a_fault_in_mid_write_leaves_the_old_dataset_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:

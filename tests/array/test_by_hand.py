@@ -18,6 +18,7 @@ from b2array.errors import ReadOnlyError, UnsupportedError
 from b2array.store.base import Capabilities
 
 
+@pytest.mark.slow
 def test_writers_that_hold_the_lock_lose_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "a.b2nd")
     b2array.save(path, np.zeros(1, "i8"))

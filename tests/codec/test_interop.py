@@ -72,7 +72,10 @@ UNDONE_WRONGLY = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "names", "metas"), UNDONE_WRONGLY)
+@pytest.mark.parametrize(
+    ("dtype", "names", "metas"),
+    [UNDONE_WRONGLY[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in UNDONE_WRONGLY[1:])],
+)
 def test_pipelines_that_stock_undoes_wrongly_are_refused(dtype, names, metas, tmp_path):
     values = np.repeat(np.random.default_rng(0).integers(0, 50, 1250), 4).astype(dtype)
     options = {"chunks": 5000, "blocks": 5000, "cparams": CParams("zstd", filters=names, filters_meta=metas)}

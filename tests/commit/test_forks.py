@@ -813,7 +813,11 @@ def executor(kind: str) -> Executor:
     return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(kind))
 
 
-KINDS = ["threads", *(kind for kind in ("fork", "spawn") if kind in multiprocessing.get_all_start_methods())]
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.slow if kind == "spawn" else ())
+    for kind in ("threads", "fork", "spawn")
+    if kind in ("threads", *multiprocessing.get_all_start_methods())
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

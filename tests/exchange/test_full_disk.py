@@ -53,13 +53,13 @@ def in_small_disk(directory: Path, *command: str) -> subprocess.CompletedProcess
     ("name", "options"),
     [
         ("x.npy", {}),
-        ("x.h5", {}),
+        pytest.param("x.h5", {}, marks=pytest.mark.slow),
         ("x.h5", {"compression": "blosc2"}),
-        ("x.zarr", {}),
-        ("x.blp", {}),
+        pytest.param("x.zarr", {}, marks=pytest.mark.slow),
+        pytest.param("x.blp", {}, marks=pytest.mark.slow),
         ("x.b2nd", {}),
-        ("x.b2d", {}),
-        ("x.b2z", {}),
+        pytest.param("x.b2d", {}, marks=pytest.mark.slow),
+        pytest.param("x.b2z", {}, marks=pytest.mark.slow),
         ("x.b2nd", {"layout": "sparse"}),
     ],
 )

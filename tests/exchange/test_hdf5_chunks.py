@@ -126,7 +126,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[
         return paths[0], paths[1], {name.replace("#", "/"): values[name] for name in values}
 
 
-@pytest.mark.parametrize("nthreads", [1, 2])
+@pytest.mark.parametrize("nthreads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_dataset_of_hdf5plugin_and_pytables_is_read(nthreads: int, written, tmp_path: Path) -> None:
     assert not h5py.h5z.filter_avail(32026)
     *paths, values = written

@@ -269,7 +269,10 @@ def test_types_that_numpy_prints_wrongly_have_a_text_of_their_own(dtype: np.dtyp
     assert dtypes.parse_dtype(text).fields == dtype.fields
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "int4", "float4_e2m1fn"])
+@pytest.mark.parametrize(
+    "name",
+    ["bfloat16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("float8_e5m2", "int4", "float4_e2m1fn"))],
+)
 def test_names_of_ml_dtypes_are_understood(name: str) -> None:
     dtype = np.dtype(getattr(ml_dtypes, name))
     stored = stock_metalayer(blosc2.zeros((3,), dtype="V1", chunks=(3,), blocks=(3,)))

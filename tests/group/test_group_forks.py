@@ -467,7 +467,11 @@ def test_vacuum_keeps_what_a_transaction_of_thirty_hours_needs(tmp_path: Path, l
 # Processes and object stores.
 
 
-KINDS = [kind for kind in ("fork", "spawn") if kind in multiprocessing.get_all_start_methods()]
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.slow if (kind, n) == ("spawn", 1) else ())
+    for n, kind in enumerate(kind for kind in ("fork", "spawn") if kind in multiprocessing.get_all_start_methods())
+]
+"""Where processes begin as copies, an ordinary run leaves out those that begin anew."""
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -548,7 +548,7 @@ array[0:3] = 7
 
 
 @posix
-@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("contiguous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_c_library_waits_for_our_lock_and_shares_its_counter(tmp_path, contiguous):
     blosc2 = pytest.importorskip("blosc2")
     import numpy as np

@@ -616,6 +616,7 @@ for _ in range(8):
 """
 
 
+@pytest.mark.slow
 def test_s3_loses_no_update_between_processes(bucket, s3_options):
     import json
 

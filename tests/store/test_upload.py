@@ -250,7 +250,7 @@ def big(tmp_path, part):
     return b2array.zeros((18 * part // MIB, MIB), "u1", url=tmp_path / "big.b2nd", chunks=(4, MIB))
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.blp", "x.h5"])
+@pytest.mark.parametrize("name", ["x.blp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("x.npy", "x.h5"))])
 def test_files_go_to_s3_without_being_in_memory(name, big, bucket, s3_options, monkeypatch):
     pytest.importorskip("h5py")
     options = {"cparams": CParams(clevel=0)}

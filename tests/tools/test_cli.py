@@ -181,6 +181,7 @@ def test_help_and_completion(run: Run) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.slow
 def test_bash_completes_after_the_installation(tmp_path: Path) -> None:
     program = tmp_path / "b2array"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m b2array "$@"\n')
