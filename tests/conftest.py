@@ -43,7 +43,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (3, 20)}
+COUNTS = {"--torture": (8, 24), "--hostile": (60, 150), "--power": (3, 10)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -142,9 +142,19 @@ def _is_long() -> bool:
     return settings.get_current_profile_name() != "b2array"
 
 
-def _values(item: pytest.Function) -> set[tuple[str, int]]:
-    """Name the values of a test's parameters. What is one value of a parameter is one object for all tests."""
-    return {(name, id(value)) for name, value in item.callspec.params.items()}
+def _values(item: pytest.Function) -> set[tuple[str, object]]:
+    """Name the values of a test's parameters. What is one value of a parameter is one object for all tests.
+
+    A kind of object store has two values: the server, and the client.
+    """
+    values: set[tuple[str, object]] = set()
+    for name, value in item.callspec.params.items():
+        if isinstance(value, str) and value in clouds.KINDS:
+            server, _, client = value.partition(" ")
+            values.update([("server", server), ("client", client)])
+        else:
+            values.add((name, id(value)))
+    return values
 
 
 def _leave_each_value(items: list[pytest.Function]) -> None:
@@ -153,7 +163,7 @@ def _leave_each_value(items: list[pytest.Function]) -> None:
     Where one value has to come more than once, because another parameter has more of them, all come about as often.
     """
     left = {item: _values(item) for item in items if item.get_closest_marker("slow") is None}
-    unseen, times = set().union(*left.values()), Counter[tuple[str, int]]()
+    unseen, times = set().union(*left.values()), Counter[tuple[str, object]]()
     while unseen:
         chosen = max(left, key=lambda item: (len(unseen & left[item]), -sum(times[value] for value in left[item])))
         unseen -= left[chosen]
@@ -183,7 +193,7 @@ def _leave_two_clouds(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def _pairs(item: pytest.Function) -> set[frozenset[tuple[str, int]]]:
+def _pairs(item: pytest.Function) -> set[frozenset[tuple[str, object]]]:
     """Name each value of a test's parameters, and each two that are tried together."""
     values = _values(item)
     return {frozenset(few) for n in (1, 2) for few in itertools.combinations(values, n)}
@@ -207,6 +217,16 @@ def _with_a_longer_run(items: list[pytest.Function]) -> list[pytest.Function]:
     return [item for item in slow if "short" in item.name and re.sub(r"\bshort\b", "long", item.name) in names]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: what is made there stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
@@ -220,7 +240,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_two_clouds(same)
         _leave_each_value(same)
         left_out.update(_with_a_longer_run(same))
-        if same[0].get_closest_marker("crossed") and not _is_long():
+        if not _is_long() and (same[0].get_closest_marker("crossed") or any(map(_cloud_of, same))):
             left_out.update(_beyond_pairs([item for item in same if item not in left_out]))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -103,10 +103,10 @@ def test_whatever_becomes_of_requests_each_change_happens_or_does_not(cloud, clo
     (gate, options), states = gate, told(kind, tmp_path.name)
     # A short run covers all that may happen between the places; a nightly one covers it at every request.
     first = KINDS.index(cloud.kind) + len(KINDS) * (kind is Story)
-    apart = 3 if torture >= 50 else 2 * len(KINDS)
-    chosen = FATES if torture > 50 else dict.fromkeys(["lost", *[*FATES][first % apart :: apart]])
+    apart = 3 if torture > 8 else 2 * len(KINDS)
+    chosen = FATES if torture > 24 else dict.fromkeys(["lost", *[*FATES][first % apart :: apart]])
     for fate in chosen:
-        for offset in range(FATES[fate]) if torture > 50 else [1 + len(str(fate)) % 5]:
+        for offset in range(FATES[fate]) if torture > 24 else [1 + len(str(fate)) % 5]:
             url = f"{cloud_url}/{kind.__name__}-{fate}-{offset}"
             story = kind(url, "sparse", impatient(cloud, options) if fate == "late" else options)
             gate.arm(lambda number, _, offset=offset, fate=fate: fate if number % FATES[fate] == offset else None)
@@ -438,7 +438,7 @@ def test_a_writer_that_is_killed_at_a_request_leaves_a_committed_state(cloud, cl
     rng = random.Random(f"{cloud.kind} {layout} {torture}")
     b2array.zeros((6, 40), "i8", url=url, chunks=(2, 40), layout=layout, storage_options=cloud.options)
     number = 0
-    for _ in range(max(2, torture // 16)):
+    for _ in range(max(2, torture // 8)):
         last, arrives = rng.randrange(3, 30), rng.random() < 0.5
         process: list[multiprocessing.Process] = []
 

@@ -118,7 +118,7 @@ def test_processes_that_change_different_things_of_one_array_are_never_refused(t
 @pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 @LAYOUTS
 def test_sixteen_processes_write_append_resize_and_read_one_array(tmp_path, layout, cloud_of, torture):
-    shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, max(1, torture // 16))
+    shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, max(1, torture // 8))
     for kind in clouds.KINDS if torture > LONG else ():
         cloud = cloud_of(kind)
         shared_by_sixteen(f"{cloud.make_bucket(f'sixteen-{layout}')}/a.b2nd", layout, cloud.options, torture // 50)
@@ -256,6 +256,7 @@ def test_a_forked_child_reads_and_writes_through_the_parents_handle(tmp_path, la
 
 
 @forks
+@pytest.mark.slow
 def test_a_fork_at_any_moment_of_other_threads_leaves_a_child_that_works(tmp_path):
     array = b2array.zeros((40, 1000), "i4", url=tmp_path / "a.b2nd", chunks=(10, 1000), blocks=(5, 1000))
     stop = threading.Event()

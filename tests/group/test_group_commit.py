@@ -36,7 +36,10 @@ from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 
 # python-blosc2 looks at what a killed writer has left beside a member.
-pytestmark = pytest.mark.filterwarnings("ignore:External leaf", "ignore:.*one file in this store is rewritten")
+pytestmark = [
+    pytest.mark.crossed,
+    pytest.mark.filterwarnings("ignore:External leaf", "ignore:.*one file in this store is rewritten"),
+]
 
 Contents = dict[str, Any]
 _serials = itertools.count()
@@ -328,7 +331,6 @@ def _goes_on(place: Place, url: str, expected: Contents) -> None:
         assert b2array.verify(held.url, deep=True).problems == ()
 
 
-@pytest.mark.crossed
 @STORIES
 @pytest.mark.parametrize("half", [False, True])
 def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
@@ -363,7 +365,6 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     assert half or {*outcomes} == {False, True}
 
 
-@pytest.mark.crossed
 @STORIES
 def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
     place: Place, tmp_path: Path, story: Callable[..., None], sampled: Sampled
@@ -398,7 +399,6 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
     assert spared or place.kind != "local" or story is begin_again
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("way", ["fails", "is lost"])
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, sampled: Sampled) -> None:
     before, after, names = states(place, change)
@@ -429,7 +429,6 @@ def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, s
         check_all_follow(place, url, after)
 
 
-@pytest.mark.crossed
 @STORIES
 def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Callable[..., None]) -> None:
     before, after, _ = states(place, story)
@@ -455,7 +454,6 @@ def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Call
     assert [each for each, _ in itertools.groupby(seen)] == [before, after]
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("clash", [False, True])
 def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
     place: Place, clash: bool, sampled: Sampled
@@ -662,14 +660,13 @@ def _replace(group: Group, *names: str) -> None:
             changes.create(name, data=np.full(8, 60), chunks=(4,), blocks=(2,), layout="sparse")
 
 
+@pytest.mark.parametrize("place", ["local"], indirect=True)  # nothing waits to be carried out in an object store
 @pytest.mark.parametrize("way", ["url", "group", "transaction"])
 @pytest.mark.parametrize("name", ["time", "level"])
 def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_of_it_away(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str, way: str, sampled: Sampled
 ) -> None:
     """Two transactions are killed right after their commits, one before the writer begins, and one while he writes."""
-    if place.kind != "local":
-        pytest.skip("nothing waits to be carried out in an object store")
     settle, doomed = on_disk.publish_pending, threading.local()
 
     def settle_or_die(group: Any, manifest: Any, **options: Any) -> Any:

@@ -195,7 +195,7 @@ class Play:
 
 SIZES = [
     pytest.param((2, 3, 1, 1), id="short"),
-    pytest.param((12, 12, 4, 2), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(0)]),
+    pytest.param((6, 12, 4, 2), id="long", marks=[pytest.mark.slow, pytest.mark.timeout(0)]),
 ]
 """Seconds, processes that write, processes that read, threads of each."""
 
@@ -234,6 +234,7 @@ def test_a_group_in_files_shows_what_was_committed(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
+@pytest.mark.slow
 def test_a_group_in_files_whose_names_cannot_be_swapped_shows_what_was_committed(
     tmp_path: Path, size: tuple[float, int, int, int], seed: int
 ) -> None:
@@ -269,7 +270,7 @@ def test_a_group_in_an_object_store_shows_what_was_committed(
     play_in_processes(Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False), layout, size, seed)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
 def test_a_group_in_memory_shows_what_was_committed(
     tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
 ) -> None:
