@@ -37,13 +37,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
-settings.register_profile("b2array", deadline=None, max_examples=25)
+settings.register_profile("b2array", deadline=None, max_examples=20)
 settings.register_profile("long", deadline=None, max_examples=100)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 24), "--hostile": (60, 150), "--power": (3, 10)}
+COUNTS = {"--torture": (8, 24), "--hostile": (40, 150), "--power": (2, 10)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 

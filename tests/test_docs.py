@@ -13,6 +13,7 @@ import sys
 import textwrap
 import tomllib
 from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -31,10 +32,12 @@ LONGEST = 100
 """How many characters of code a page shows without scrolling."""
 
 
+@cache
 def text(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
 
+@cache
 def examples(page: str) -> list[doctest.Example]:
     return doctest.DocTestParser().get_examples(text(page))
 

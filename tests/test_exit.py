@@ -91,7 +91,9 @@ next(work)
 
 @pytest.mark.crossed
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
-@pytest.mark.parametrize("left_open", LEFT_OPEN)
+@pytest.mark.parametrize(
+    "left_open", [each if n % 2 else pytest.param(each, marks=pytest.mark.slow) for n, each in enumerate(LEFT_OPEN)]
+)
 def test_a_program_ends_while_something_is_open(tmp_path: Path, left_open: str, layout: str) -> None:
     url = tmp_path / "a.b2nd"
     assert run(OPEN + LEFT_OPEN[left_open], url, layout) == ""

@@ -90,6 +90,11 @@ class Import(NamedTuple):
     where: str  # qualified name of the function or class around it, "" at the top of the module
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(source: str, package: str = "b2array") -> Iterator[Import]:
     yield from _imports(ast.parse(source), package, "")
 
@@ -123,7 +128,7 @@ def _classify(name: str, where: str) -> Import:
 @functools.cache
 def module_imports(module: str) -> list[Import]:
     package = ".".join(["b2array", *module.split(".")[:-1]])
-    return list(imports(PATHS[module].read_text(encoding="utf-8"), package))
+    return list(_imports(tree_of(PATHS[module]), package, ""))
 
 
 def room(module: str) -> str:
@@ -177,7 +182,7 @@ def test_packages_have_no_code_but_a_map_in_their_docstring() -> None:
     public = {"__init__", "bloscpack.__init__", "xarray_io.__init__"}
     faces = [module for module in PATHS if module.endswith("__init__") and module not in public]
     for module in faces:
-        body = ast.parse(PATHS[module].read_text(encoding="utf-8")).body
+        body = tree_of(PATHS[module]).body
         assert [type(node) for node in body] == [ast.Expr], module
 
 
@@ -189,7 +194,7 @@ def test_no_module_is_a_drawer_for_leftovers() -> None:
 def test_every_class_has_a_name_that_no_other_class_has() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in PATHS.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module)
     assert len(homes) > 100
@@ -286,7 +291,7 @@ def test_importing_b2array_leaves_out_what_only_some_programs_use() -> None:
 def test_a_class_has_a_name_of_one_class() -> None:
     places: dict[str, list[str]] = {}
     for module in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module.name)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

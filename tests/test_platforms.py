@@ -92,7 +92,9 @@ SYSTEMS = {
 """What is taken away from each system: modules, and names of `os`."""
 
 
-@pytest.mark.parametrize("platform", SYSTEMS)
+@pytest.mark.parametrize(
+    "platform", ["win32", *(pytest.param(each, marks=pytest.mark.slow) for each in SYSTEMS if each != "win32")]
+)
 def test_the_package_is_imported_and_writes_files_without_what_a_system_lacks(platform: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, platform, *SYSTEMS[platform]]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(tmp_path)}

@@ -231,7 +231,7 @@ def test_removing_and_making_a_frame_again_lets_no_two_writers_in(tmp_path, name
     context = multiprocessing.get_context("fork")
     with context.Manager() as manager:
         violations = manager.list()
-        args = (path, name, marker, 1.5, violations)
+        args = (path, name, marker, 0.5, violations)
         processes = [context.Process(target=_enter_again_and_again, args=args) for _ in range(4)]
         for process in processes:
             process.start()

@@ -253,7 +253,11 @@ def test_no_arguments_at_all_get_the_help_and_exit_code_2(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "arguments"),
-    [([], ["info", "x", "--what"]), (["rich"], ["nonsense"]), (["rich"], ["copy", "a", "b", "--layout", "c"])],
+    [
+        pytest.param([], ["info", "x", "--what"], marks=pytest.mark.slow),
+        pytest.param(["rich"], ["nonsense"], marks=pytest.mark.slow),
+        (["rich"], ["copy", "a", "b", "--layout", "c"]),
+    ],
 )
 def test_a_program_that_is_misunderstood_says_one_line_with_and_without_rich(
     arguments: list[str], hidden: list[str]
