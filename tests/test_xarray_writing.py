@@ -331,6 +331,21 @@ def test_a_region_is_not_looked_for_among_repeated_values(url: Path) -> None:
         to_b2array(along([1.0]).assign_coords(t=[10]), url, region="auto")
 
 
+@pytest.mark.parametrize("compute", [True, False])
+def test_chunks_of_text_from_dask_are_chosen_by_its_bytes(url: Path, compute: bool) -> None:
+    text = np.full(2000, "y" * 4000, np.dtypes.StringDType())
+    ds = xr.Dataset({"s": ("x", da.from_array(text, chunks=1000))})
+    delayed = to_b2array(ds, url, compute=compute)
+    if not compute:
+        # Nothing is computed before the caller asks for it.
+        assert reopened(url).s.values[0] == ""
+        delayed.compute()
+    np.testing.assert_array_equal(reopened(url).s.values, text)
+    a = b2array.open_group(url)["s"]
+    assert a.chunks[0] * 4000 <= 2**22
+    assert (a.blocks[0] * 4000 <= 2**17) == compute
+
+
 def test_a_region_without_values_to_look_for_is_refused_with_what_to_do(url: Path) -> None:
     ds = xr.Dataset({"a": (("t", "x"), np.zeros((4, 2)))}, {"t": [1, 2, 3, 4]})
     to_b2array(ds, url)

@@ -28,14 +28,17 @@ _MANY_CHUNKS = 10_000
 def append(handle: Handle, values: Any, axis: int, every: int | None = None) -> None:
     """Append values to an array; see `NDArray.append`. `every` is the number of steps in a regular commit."""
     handle.require_writable()
-    before = handle.source.state.require_layout()
+    state = handle.source.state
+    before = state.require_layout()
+    sample = None
     is_streamed = array_copying.is_sliceable(values)
     if is_streamed:
         # The items are read later, but their shape and type can be refused now.
         require_same_kind(values.dtype, before.dtype)
         axis = resize.check_extents(tuple(values.shape), before.shape, axis)
         count = values.shape[axis]
-        sample = array_copying.sample_text(values) if before.is_text else None
+        if before.is_text and state.annotations.auto is not None:
+            sample = array_copying.sample_text(values)
     else:
         array, axis = resize.make_joint(values, before.shape, before.dtype, axis)
         count = array.shape[axis]

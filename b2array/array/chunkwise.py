@@ -86,7 +86,8 @@ def map(
         The place of the new array; in memory by default.
     dtype : dtype-like, optional
         The type of the result. Without it, or with new axes, the function is first called with one chunk, and this
-        first result determines the type.
+        first result determines the type. With a type for text of any length, the function is first called with a few
+        items, whose size determines the chunks.
     drop_axis : int or sequence of int
         Axes of the arrays that the result of the function does not have. Pieces are not cut along them.
     new_axis : int or sequence of int
