@@ -73,6 +73,7 @@ def unpublished(group: ListedGroup) -> list[Row]:
 def outside(group: ListedGroup, seconds: float, now: float) -> Files:
     """Find unneeded objects outside of the members: left by deleted members, failed writers and dropped snapshots.
 
+    A frame that does not note the group belongs to someone else, who may have copied it there: its objects stay.
     Before the objects are removed, `never_again` must ensure that no commit in progress needs them.
     """
     files = _with_times(group)
@@ -89,8 +90,13 @@ def outside(group: ListedGroup, seconds: float, now: float) -> Files:
             prefixes.add(prefix)
     # `vacuum` cleans listed members one by one, and reports on each.
     listed = {row.path for row in group.rows.values()}
+    for path in files.keys() - {row.path for row in group.rows.values() if not row.sparse}:
+        if path.endswith(SUFFIXES) and _is_leftover(group, path, sparse=False):
+            unneeded_objects[path] = files[path]
     for prefix in sorted(prefixes - listed):
         if not prefix.endswith(SUFFIXES):
+            continue
+        if f"{prefix}/{FRAME_NAME}" in files and not _is_leftover(group, prefix, sparse=True):
             continue
         for name, each in _in_prefix(group, prefix, live, seconds, now).items():
             unneeded_objects[f"{prefix}/{name}"] = each
@@ -117,6 +123,18 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
     after = replace(manifest, gone=gone, number=manifest.number + 1)
     with group.store.lock(MANIFEST):
         replace_manifest(group.catalog, after.with_commit(os.urandom(8).hex()), version, is_commit=True)
+
+
+def _is_leftover(group: ListedGroup, path: str, *, sparse: bool) -> bool:
+    """Read a frame that the group does not list; return whether it notes the group, which has deleted or replaced it.
+
+    A frame that cannot be read may belong to someone else.
+    """
+    try:
+        published = load_published(group.store_of(path), sparse=sparse)
+    except (OSError, B2ArrayError):
+        return False
+    return published.state.annotations.is_member(group.manifest.identity, path)
 
 
 def _live(group: ListedGroup) -> dict[str, set[str]]:

@@ -11,9 +11,10 @@ import fsspec
 import numpy as np
 import pytest
 from damage import noise, write
+from operations import compare
 
 import b2array
-from b2array.commit import staging
+from b2array.commit import in_bucket, staging
 from b2array.errors import (
     ConflictError,
     ReadOnlyError,
@@ -428,3 +429,30 @@ def test_a_separate_group_inside_another_one_is_cleaned_and_verified_as_a_whole(
     assert b2array.vacuum(url, grace=0)["a"].removed == ()
     assert b2array.vacuum(f"{url}/m", grace=0)["."].removed == ("new.b2nd.0123456789abcdef.b2tmp",)
     assert b2array.open_group(f"{url}/m", at="s")["x"][:].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_arrays_that_a_group_does_not_list_stay_unless_it_has_deleted_them(layout, monkeypatch):
+    """Somebody has copied some there; a writer was killed before it removed the published index of another one."""
+    url, memory = f"memory://unlisted-{layout}.b2d", fsspec.filesystem("memory")
+    compare(type(open_store(url)), monkeypatch)
+    made = {"layout": layout, "chunks": (2,)}
+    group, other = b2array.open_group(url, "w"), b2array.open_group(f"memory://other-{layout}.b2d", "w")
+    for name in ("x", "y"):
+        group.create(name, data=np.arange(4), **made)
+    other.create("x", data=np.arange(3), **made)
+    b2array.asarray(np.arange(5), url=f"memory://alone-{layout}.b2nd", **made)
+    with monkeypatch.context() as patch:
+        patch.setattr(in_bucket, "remove_published", lambda *_: None)
+        del group["x"]
+    for source, name in (f"/other-{layout}.b2d/x.b2nd", "from_other"), (f"/alone-{layout}.b2nd", "alone"):
+        for path in memory.find(source) or [source]:
+            memory.pipe_file(f"{url}/{name}.b2nd{path.removeprefix(source)}", memory.cat_file(path))
+    copied = {path for path in open_store(url).walk() if path.startswith(("from_other", "alone"))}
+    b2array.vacuum(url, grace=0)
+    left = {*open_store(url).walk()}
+    assert left >= copied
+    assert not [path for path in left if path.startswith("x.b2nd")]
+    assert b2array.open(f"{url}/alone.b2nd")[...].tolist() == [0, 1, 2, 3, 4]
+    assert [*group] == ["y"]
+    assert group["y"][...].tolist() == [0, 1, 2, 3]
