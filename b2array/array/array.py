@@ -24,7 +24,7 @@ from b2array.commit.handle import Handle, Mode
 from b2array.compute.mapping import Mapping as ViewMapping
 from b2array.compute.readable import Indexer, Readable, Select, select_fields
 from b2array.display.reading import Reading, explain
-from b2array.errors import ReadOnlyError
+from b2array.errors import ConflictError, ReadOnlyError
 from b2array.grid.layout import extents
 from b2array.grid.selection import Selection, fields, select, vectorised
 from b2array.keywords import spell_out
@@ -498,9 +498,17 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         [[7, 7], [7, 7], [7, 7]]
         """
         wanted = extents((operator.index(shape), *more) if more else shape)  # type: ignore[arg-type]
+        is_shown = wanted == self.shape
         for attempt in self._handle.attempts():
             with attempt as draft:
                 resize.resize(draft, wanted)
+        # The handle may not show what other writers have done: then the array does not have this shape.
+        if is_shown and self._handle.draft is None:
+            self._handle.refresh()
+            if self.shape != wanted:
+                raise ConflictError(
+                    f"{self.url}: another writer has changed the shape to {self.shape}; repeat the call"
+                )
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Append values along an axis, in one commit, and return the new shape.

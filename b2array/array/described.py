@@ -323,6 +323,9 @@ class Described(Opened, Readable):
     @dims.setter
     def dims(self, names: Sequence[str | None] | None) -> None:
         checked = check_dims(names, len(self.shape))
+        # A draft has no change if the names are those that the handle shows, which another writer may have replaced.
+        if checked == self.dims and self._handle.draft is None:
+            self._handle.refresh()
         for attempt in self._handle.attempts(anywhere=True):
             with attempt as draft:
                 draft.annotate(dims=checked)

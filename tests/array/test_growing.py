@@ -12,6 +12,7 @@ from dask.array.core import PerformanceWarning
 
 import b2array
 from b2array.array import appender
+from b2array.errors import ConflictError
 
 FEW = {"one item": np.zeros(1, "i8"), "none": np.zeros(0, "i8"), "some": np.arange(1000)}
 
@@ -260,3 +261,36 @@ def test_chunks_of_text_expect_items_as_long_as_those_there_are():
     chosen = b2array.asarray(np.array(["a"], "T"), chunks=1)
     chosen.append(np.array(["b", "c"], "T"))
     assert chosen.chunks == (1,)
+
+
+@pytest.mark.filterwarnings("ignore:.*one file in this store")
+@pytest.mark.parametrize("where", ["file", "memory", "member"])
+def test_a_shape_that_only_an_outdated_handle_shows_is_refused(tmp_path, layout, where):
+    """Otherwise a call that asks for this shape would seem to succeed, and the array would have another one."""
+    url = {
+        "file": tmp_path / "a.b2nd",
+        "memory": f"memory://outdated-{layout}.b2nd",
+        "member": f"memory://outdated-{layout}.b2d/a.b2nd",
+    }[where]
+    if where == "member":
+        b2array.open_group(f"memory://outdated-{layout}.b2d", "w")
+    b2array.asarray(np.arange(3), url=url, layout=layout, chunks=(2,))
+    outdated, other = b2array.open(url, "r+"), b2array.open(url, "r+")
+    other.append([3, 4])
+    with pytest.raises(ConflictError, match=r"changed the shape to \(5,\)"):
+        outdated.resize(3)
+    assert b2array.open(url)[...].tolist() == [0, 1, 2, 3, 4]
+    outdated.resize(3)
+    outdated.resize(3)
+    assert b2array.open(url)[...].tolist() == [0, 1, 2]
+
+
+def test_names_that_only_an_outdated_handle_shows_are_set_again(tmp_path):
+    b2array.asarray(np.zeros((2, 3)), url=tmp_path / "a.b2nd", dims=("x", "y"))
+    outdated, other = (b2array.open(tmp_path / "a.b2nd", "r+") for _ in range(2))
+    other.dims = ("lat", "lon")
+    outdated.dims = ("x", "y")
+    assert b2array.open(tmp_path / "a.b2nd").dims == ("x", "y")
+    with outdated.transaction():
+        outdated.dims = None
+    assert b2array.open(tmp_path / "a.b2nd").dims is None
