@@ -28,8 +28,10 @@ looks, and then writes the manifest once: **the call of `Medium.write` in `group
 publishes the members: it gives each its new state in the usual place. A new member of a group in an object store is
 published before the commit, so that no other frame can take its place; readers of the group do not see it yet.
 `on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs a third `Medium`; a `GroupHome`
-beside `LocalGroup` and `ListedGroup`, which `group.listed_group.group_at` chooses; an `Owner`; and what the manifest
-says of a member, beside `Row` and `PendingStep`.
+beside `LocalGroup` and `ListedGroup`, which `group.listed_group.group_at` chooses, and which makes the medium; an
+`Owner`; and what the manifest says of a member, beside `Row` and `PendingStep`. Its snapshots need one more module
+like `group.snapshots_on_disk` and `group.snapshots_in_bucket`. Where `is_local` or `can.local` is asked elsewhere, only
+two kinds are assumed.
 
 =============  ==============================================  =======================================================
 a group        on a local disk (`on_disk`)                     in an object store (`in_bucket`)
@@ -42,14 +44,22 @@ commits        replaces the manifest, which lists a pending    replaces the mani
 publishes      takes the steps, then removes them from the     copies each index to its usual name
                manifest
 excludes       locks: the manifest's, then the locks of the    no lock (in ``memory://``, the manifest's): the write
-other writers  members that changed or were read, in the       of the manifest requires the version that was read
-               order of their paths
-killed before  files that no reader sees, for `vacuum`         objects that no row names, for `vacuum`
-the commit
+other writers  members that changed, moved or were read, in    of the manifest requires the version that was read
+               the order of their paths
+killed before  tails, which the next writer cuts off, and      objects that no row names, for `vacuum`
+the commit     files that no reader sees, for `vacuum`
 killed after   pending steps, which the next writer takes      published indexes that are one commit old, which the
 the commit     first                                           next commit of the member replaces, or missing ones,
-                                                               which `vacuum` publishes; indexes of deleted members
+                                                               which `vacuum` publishes; indexes of deleted members,
+                                                               which `vacuum` removes
 =============  ==============================================  =======================================================
+
+A commit is refused if a member that an explicit transaction has read was changed since. On a disk, a writer by the URL
+of a member takes only the lock of that member, not the manifest's. So the commit also locks the members that it has
+only read, from this check until the members are published. In an object store, every such writer writes the manifest.
+
+A member of a group in an object store that does not note the group yet is adopted before it is staged: its published
+index is replaced by an equal one with the note, so that a writer by its URL commits through the group from then on.
 
 A change of a member by its own URL takes the same route: on a disk, the writer first takes the step that is pending for
 the member (`frame_locks`); in an object store, it commits through the group.

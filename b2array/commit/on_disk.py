@@ -5,8 +5,9 @@ frames next to their places. One write of the manifest is the commit: the manife
 that was changed, made or deleted. From then on, readers of the group see all changes. To publish them, the writer takes
 the steps (`b2array.commit.publication`), and then removes them from the manifest.
 
-A writer that is killed before the commit leaves files that no reader sees, and `b2array.vacuum` removes them. A writer
-that is killed later leaves the pending steps, and the next writer takes them first. Locks make other writers wait: a
+A writer that is killed before the commit leaves tails, which the next writer cuts off, and files that no reader sees,
+which `b2array.vacuum` removes. A writer that is killed later leaves the pending steps, and the next writer takes them
+first. Locks make other writers wait: a
 commit locks first the manifest, and then the members that it changes or has read.
 
 A change of a single member needs no pending step if one call of the system publishes it: that call is the commit. Where

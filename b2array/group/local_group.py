@@ -519,9 +519,10 @@ def _unpickle(
 def _require_free_place(store: Store, *, overwrite: bool, is_explicit: bool) -> None:
     """Raise FileExistsError if a file or directory is in the place of a new member.
 
-    With `overwrite`, a frame may be there. Files of late writers, without a frame, are allowed. If another writer has
-    made a member there since the transaction began, an explicit transaction raises ConflictError. Tries again for a
-    while, because another writer may be deleting the frame.
+    With `overwrite`, a frame may be there. A directory may be there if it has only what a late writer left, who did not
+    notice that its frame was deleted. The group shows no member there, so any other frame is newer: with `is_explicit`,
+    as in `GroupChange`, this raises ConflictError. Another writer may be deleting the frame, so this tries again for a
+    while, and then raises the last error, which may also say that the directory has gone.
     """
     tries = attempts(store)
     while True:

@@ -126,7 +126,7 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
 
 
 def _is_leftover(group: ListedGroup, path: str, *, sparse: bool) -> bool:
-    """Read a frame that the group does not list; return whether it notes the group, which has deleted or replaced it.
+    """Read a frame that the group does not list, and return whether it notes the group, which listed it or meant to.
 
     A frame that cannot be read may belong to someone else.
     """
