@@ -18,8 +18,6 @@ from b2array.commit import in_bucket, prepare
 from b2array.errors import ConflictError
 from b2array.store.cloud import CloudStore
 
-pytestmark = pytest.mark.crossed
-
 PLACES = [("s3", "contiguous"), ("s3", "sparse"), ("gcs", "contiguous"), ("azure", "sparse")]
 """Kinds of servers, each with a layout that is committed there."""
 SHAPE, CHUNKS = (32, 20), (4, 20)

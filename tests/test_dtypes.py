@@ -18,8 +18,6 @@ from lengths import examples
 import b2array
 from b2array.errors import LimitError
 
-pytestmark = pytest.mark.crossed
-
 NUMBERS = [np.dtype(order + code) for code in "?bBhHiIlLefdgFDG" for order in "<>"]
 TIMES = [np.dtype(text) for text in ("M8[Y]", "M8[25s]", ">M8[ns]", "M8", "m8[D]", ">m8[us]", "m8[7h]", "m8")]
 TEXT = [np.dtype(text) for text in ("S1", "S17", "S300", "<U1", ">U5", "<U100", "V1", "V3", "V16", "V1000")]

@@ -22,7 +22,6 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("place", ["local", "memory"])
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".h5", ".hdf5", ".zarr", ".nc", ".NC", ".nc4", ".blp", ".b2z"])
 @pytest.mark.parametrize("maker", MAKERS)

@@ -89,7 +89,6 @@ next(work)
 }
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
 @pytest.mark.parametrize(
     "left_open", [each if n % 2 else pytest.param(each, marks=pytest.mark.slow) for n, each in enumerate(LEFT_OPEN)]

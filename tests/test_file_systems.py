@@ -31,8 +31,6 @@ from b2array.errors import ConflictError, LimitError, ReadOnlyError, Unsupported
 from b2array.store import upload
 from b2array.store.open import open_store
 
-pytestmark = pytest.mark.crossed
-
 DATA = np.arange(40 * 50, dtype="i4").reshape(40, 50)
 OPTIONS = {"chunks": (10, 50), "blocks": (5, 25)}
 

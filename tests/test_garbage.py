@@ -16,8 +16,6 @@ from b2array.errors import FormatError
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
-pytestmark = pytest.mark.crossed
-
 VALUES = np.random.default_rng(0).normal(size=(40, 30, 4))
 
 

@@ -22,8 +22,6 @@ from b2array.codec.cparams import CParams
 from b2array.errors import UnsupportedError
 from b2array.format.frame_header import FrameType
 
-pytestmark = pytest.mark.crossed
-
 SHAPE, CHUNKS, BLOCKS = (23, 17), (12, 9), (5, 4)
 LAYOUTS = ("contiguous", "sparse")
 KEYS: tuple[Any, ...] = (..., (slice(3, 20, 3), slice(None)), (slice(None), 8), (22, 16), (slice(11, 13), slice(8, 10)))

@@ -47,7 +47,6 @@ def _filled(url: Path | None, layout: str) -> b2array.NDArray:
     return b2array.asarray(_BEFORE, chunks=(16, 16), blocks=(8, 8), **placed)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("layout", ["memory", "contiguous", "sparse"])
 @pytest.mark.parametrize("change", _CHANGES)
 def test_an_interrupted_change_is_whole_or_undone_and_the_transaction_goes_on(

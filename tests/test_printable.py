@@ -18,8 +18,6 @@ from b2array.printable import html_text, json_text, printable
 from b2array.store.local_store import LocalStore
 from b2array.tools.results import Failure
 
-pytestmark = pytest.mark.crossed
-
 HOSTILE = "a\x1b[2J\x9b31m\u202eb\x7f\r"
 """Escape sequences of seven and of eight bits, text that turns around, and characters that delete."""
 

@@ -33,8 +33,6 @@ from b2array.store.base import Head, join_views_at, merge
 from b2array.store.local_store import LocalStore
 from b2array.store.spans import Span
 
-pytestmark = pytest.mark.crossed
-
 ROOT = Path(__file__).parents[1]
 SHAPE, CHUNKS, BLOCKS = (120, 130, 64), (30, 60, 64), (10, 15, 32)
 FREE = 4096

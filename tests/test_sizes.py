@@ -15,8 +15,6 @@ from lengths import Sampled
 from b2array.codec import encode
 from b2array.codec.cparams import CParams
 
-pytestmark = pytest.mark.crossed
-
 LARGE, MIDDLE, SMALL = 2**17, 2**15, 2**11
 FILTERS = ((), ("shuffle",), ("bitshuffle",), ("delta", "shuffle"), ("shuffle", "bytedelta"))
 SPLITS = ("always", "never", "blosc2")

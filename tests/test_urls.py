@@ -21,8 +21,6 @@ from servers import S3_KEY, S3_SECRET, directory_server
 import b2array
 from b2array.errors import B2ArrayError, ChunkMissingError, ConflictError, ReadOnlyError, UnsupportedError
 
-pytestmark = pytest.mark.crossed
-
 ROOT = Path(__file__).parents[1]
 DATA = np.arange(40 * 50, dtype="i4").reshape(40, 50)
 OPTIONS = {"chunks": (10, 50), "blocks": (5, 25)}

@@ -18,8 +18,6 @@ import b2array
 from b2array.errors import ConflictError
 from b2array.xarray_io import Backend, to_b2array
 
-pytestmark = pytest.mark.crossed
-
 
 @pytest.fixture(autouse=True)
 def _threads():

@@ -82,7 +82,6 @@ def test_a_dataset_makes_the_round_trip(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(
     "values",
     [
@@ -616,7 +615,6 @@ def read_from(place: dict[str, object]) -> xr.Dataset:
     return reopened(place["url"], **{key: place[key] for key in place if key == "storage_options"}).load()
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("one_in", [pytest.param(12, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)])
 def test_readers_see_the_old_dataset_or_the_new_one(

@@ -27,7 +27,6 @@ import b2array
 from b2array.xarray_io import Backend, to_b2array
 
 pytestmark = [
-    pytest.mark.crossed,
     pytest.mark.filterwarnings("default", "ignore:The specified chunks separate:UserWarning"),
 ]
 

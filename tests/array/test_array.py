@@ -274,7 +274,6 @@ VALUES = [
 ]
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("key", [(slice(None),), (0,), ([0, 2, 1],), (np.ones(3, bool),), (slice(0, 0),)], ids=repr)
 @pytest.mark.parametrize("dtype", ["u1", ">i2", "f8", "?", "c16", "S3", "U2", "M8[s]", RECORD], ids=str)
 def test_values_are_converted_as_numpy_converts_them(dtype, key, sampled):
@@ -369,7 +368,6 @@ def test_chunks_of_one_item_cost_nothing_and_minus_zero_is_an_item():
 # Types and shapes.
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_type_is_stored_and_comes_back(tmp_path, dtype, layout):
@@ -686,7 +684,6 @@ def test_numpy_sees_an_array():
     assert not hasattr(array, "__array_ufunc__")
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(
     "values", [np.array(3), np.array([3]), np.zeros(2), np.zeros(0), np.array(2.5), np.array(1j), np.array("7")]
 )

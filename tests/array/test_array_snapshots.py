@@ -36,7 +36,7 @@ LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))
 NOISE = np.random.default_rng(2).bytes(2**13)
 """With an attribute of so many bytes, a kept state of a directory has an object for itself."""
-pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*rewritten with every change")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*rewritten with every change")
 
 
 @pytest.fixture(params=LAYOUTS)

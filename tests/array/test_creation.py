@@ -31,7 +31,6 @@ def offsets(array):
 # --- fill values ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.crossed
 @LAYOUTS
 @pytest.mark.parametrize(
     ("dtype", "fill", "special"),

@@ -143,7 +143,6 @@ WITH_DASK: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("name", WITH_DASK)
 def test_operators_with_a_dask_array_read_whole_chunks_piece_by_piece(
     stored: b2array.NDArray, monkeypatch: pytest.MonkeyPatch, name: str
@@ -295,7 +294,6 @@ def test_nothing_is_visible_before_the_commit(tmp_path: Path, layout: str) -> No
         b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(
     "region", [None, (slice(3, 33), slice(5, 25)), (slice(10, 20),), (slice(None), slice(-1, None)), (slice(4, 4),)]
 )
@@ -708,7 +706,6 @@ def test_dask_store_in_a_transaction_is_one_commit(stored: b2array.NDArray) -> N
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("lock", [True, False])
 def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool) -> None:
     da.store(da.from_array(-numbers(43, 30), chunks=(7, 6)), stored, lock=lock)

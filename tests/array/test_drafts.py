@@ -22,8 +22,6 @@ from b2array.store import disk
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
-pytestmark = pytest.mark.crossed
-
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
 

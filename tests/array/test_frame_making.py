@@ -18,8 +18,6 @@ import b2array
 from b2array.array import array_copying
 from b2array.errors import ReadOnlyError
 
-pytestmark = pytest.mark.crossed
-
 _serials = itertools.count()
 
 X = np.arange(6.0)

@@ -26,7 +26,6 @@ def check(found, expected):
 ARANGES = [(10,), (3, 40), (3, 40, 5), (40, 3, -3), (5, 3), (0.5, 20), (0, 1, 0.013), (3, -2.5, -0.25), (1, 0)]
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("given", ARANGES)
 @pytest.mark.parametrize("dtype", [None, "f4", "f2", "i2", ">i8"])
 def test_arange_is_numpys(given, dtype):
@@ -68,7 +67,6 @@ def test_arange_of_zero_steps_is_an_error():
         b2array.arange(0, 9, 0)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(
     "given",
     [(0, 1, 50), (2, 7, 1), (5, -3, 33), (0, 1, 0), (3, 3, 20), (0.1, 0.7, 28), (0, 1, -1), (0, 1, 2)],

@@ -33,7 +33,6 @@ def make(
     )
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 8, 16])
 def test_blocks_come_out_as_they_were_asked_for(codec: str, typesize: int) -> None:
@@ -143,7 +142,6 @@ def test_chunks_with_runs_and_without_decode_in_any_order(
         assert out.tobytes() == b"".join(b"\x09" * neblock if is_run else raw for is_run in are_runs)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("neblock", [128, 2**12, 2**17, 2**18])
@@ -206,7 +204,6 @@ def test_planes_of_damaged_streams_are_refused(fmt: CodecFormat) -> None:
     assert region == before
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 16, 255])
 @pytest.mark.parametrize("nitems", [1, 5, 64, 1000, 70_000])
 def test_joined_planes_are_items(width: int, nitems: int) -> None:

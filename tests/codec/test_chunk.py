@@ -43,8 +43,6 @@ from b2array.codec.chunk_header import ChunkHeader, CodecFormat, CodecId, Filter
 from b2array.codec.cparams import CParams
 from b2array.errors import FormatError, UnsupportedError
 
-pytestmark = pytest.mark.crossed
-
 SAMPLE = np.arange(3000, dtype="i4").tobytes() + walk(1500).tobytes() + bytes(3000)
 
 

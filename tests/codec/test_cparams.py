@@ -157,7 +157,6 @@ def test_a_bytedelta_without_a_number_of_streams_has_as_many_as_the_item_has_byt
     assert CParams(filters=("shuffle", "bytedelta"), filters_meta=(0, 2)).metas_for(8) == (0, 0, 0, 0, 0, 2)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", ["shuffle", "bitshuffle", "delta", None])
 def test_blocks_are_split_where_stock_splits_them(codec: str, name: str | None) -> None:

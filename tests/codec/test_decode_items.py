@@ -20,8 +20,6 @@ from b2array.codec.chunk import Context, Stored
 from b2array.codec.chunk_header import CodecFormat, FilterId
 from b2array.codec.cparams import CParams
 
-pytestmark = pytest.mark.crossed
-
 BLOCKS = (4, 10, 20)
 NBLOCKS = 3
 

@@ -155,7 +155,6 @@ def removed(url, options):
     fs.rm(url, recursive=True)
 
 
-@pytest.mark.crossed
 @LAYOUTS
 @pytest.mark.parametrize("key", [..., (slice(None), 100), (slice(1, 3), slice(3, 9))])
 def test_a_reader_of_a_frame_that_was_made_again_gets_its_own_items_or_an_error(url, layout, key):

@@ -253,7 +253,6 @@ def test_a_transaction_fails_at_once_if_another_writer_has_changed_the_same_item
     assert b2array.open(x.url)[0] == 8
 
 
-@pytest.mark.crossed
 @LAYOUTS
 @pytest.mark.parametrize("in_group", [True, False])
 def test_an_aborted_move_does_not_affect_a_concurrent_transaction(

@@ -25,8 +25,6 @@ from b2array.errors import ConflictError, FormatError
 from b2array.format.ledger import seal
 from b2array.store.endings import JOURNAL
 
-pytestmark = pytest.mark.crossed
-
 LAYOUTS = ["contiguous", "sparse"]
 
 

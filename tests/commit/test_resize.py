@@ -25,8 +25,6 @@ import b2array
 from b2array.commit import resize, write
 from b2array.errors import ConflictError, LimitError, ReadOnlyError
 
-pytestmark = pytest.mark.crossed
-
 LAYOUTS = ["contiguous", "sparse"]
 STOCK_DTYPES = [np.dtype(text) for text in ("i4", "<f8", "u1", "S3", "c8")]
 

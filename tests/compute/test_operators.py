@@ -43,7 +43,6 @@ def equal(found, expected):
     return same(found, expected)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("verb", BINARY)
 @pytest.mark.parametrize("dtype", ["i4", "f8", "?", "c8"])
 def test_operators_are_numpys(verb, dtype):

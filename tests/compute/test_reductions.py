@@ -23,8 +23,6 @@ from b2array.commit.handle import Handle
 from b2array.compute import reductions
 from b2array.compute.mapping import Mapping
 
-pytestmark = pytest.mark.crossed
-
 SUMS = ("sum", "prod", "mean", "std", "var")
 VERBS = (*SUMS, "min", "max", "any", "all", "argmin", "argmax", "count_nonzero")
 NAN_VERBS = (*SUMS, "min", "max", "argmin", "argmax")

@@ -191,7 +191,6 @@ def remote(path: Path, http: RangeServer) -> tuple[str, Callable[[], tuple[int, 
     return f"{http.url}/a.b2nd", total
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("writer", ["b2array", "blosc2"])
 @pytest.mark.parametrize("place", [local, remote])
 @pytest.mark.parametrize("key", KEYS, ids=str)

@@ -26,8 +26,6 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import source_of
 from b2array.exchange.places import FORMATS
 
-pytestmark = pytest.mark.crossed
-
 # The function of this name hides the module.
 CONVERT = importlib.import_module("b2array.exchange.convert")
 

@@ -35,7 +35,7 @@ ARRAYS = {"air/t": np.arange(12.0).reshape(3, 4), "air/deep/w": np.arange(5, dty
 ATTRS = {"": {"place": "roof"}, "air": {"height": 3}}
 PLACES = ["x.b2d", "x.b2z", "x.h5", "x.zarr", "memory://"]
 
-pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*a .npy file has no place for")
 
 
 def fill(group: Any) -> None:

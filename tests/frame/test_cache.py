@@ -185,7 +185,6 @@ def _fsspec(root, options):
     return put
 
 
-@pytest.mark.crossed
 @place
 @MAKERS
 @pytest.mark.usefixtures("settled")
@@ -198,7 +197,6 @@ def test_frames_that_look_alike_are_read_as_themselves(put, make):
             assert np.array_equal(a[2:5, 10:30], noise(seed)[2:5, 10:30])
 
 
-@pytest.mark.crossed
 @place
 @MAKERS
 @pytest.mark.usefixtures("settled")

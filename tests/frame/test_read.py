@@ -95,7 +95,6 @@ def test_blocks_that_claim_too_much_are_refused_before_memory_is_taken(stored, k
                 tracemalloc.stop()
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("cache_bytes", [0, 2**26])
 @pytest.mark.parametrize(
     "dtype", ["f8", "i2", "?", "c16", "M8[s]", "S3", "S300", "U2", "V7", [("a", "i2"), ("b", "S2")]]

@@ -102,7 +102,6 @@ def test_very_many_parts_are_the_same_ones(data, most):
             assert repr(found) == expected
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize(
     "key", [(slice(0, 3 * 10**6, 20),), (slice(0, 3, 1), slice(0, 3 * 10**5, 1), np.array([[1, 7]]))]
 )

@@ -23,8 +23,6 @@ from b2array.commit.handle import Handle
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.group.local_group import LocalGroup
 
-pytestmark = pytest.mark.crossed
-
 X = np.arange(12.0).reshape(3, 4)
 
 

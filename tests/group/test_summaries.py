@@ -118,7 +118,6 @@ def _other_layout(url: str) -> None:
 CHANGES = [_append, _assign, _describe, _replace, _other_layout]
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("change", CHANGES)
 def test_members_changed_by_their_own_url_are_shown_as_they_are(
     place: tuple[str, str], change: Callable[[str], None]

@@ -37,7 +37,6 @@ LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)
 
 pytestmark = [
-    pytest.mark.crossed,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in processes of their own"),
 ]
 

@@ -29,8 +29,6 @@ from b2array.store.s3 import S3Store
 from b2array.store.shared_memory import SharedMemoryStore
 from b2array.store.spans import Span
 
-pytestmark = pytest.mark.crossed
-
 CONTENT = bytes(range(256)) * 40
 SPARSE = {
     "chunks.b2frame": b"the index",

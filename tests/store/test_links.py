@@ -90,7 +90,6 @@ ON_A_STORE = {
 }
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("call", ON_A_STORE.values(), ids=ON_A_STORE)
 @pytest.mark.parametrize("part", ["m.b2nd", "inner"])
 @pytest.mark.parametrize("pickled", [False, True])

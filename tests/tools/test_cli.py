@@ -497,7 +497,6 @@ def test_parts_are_printed_and_written(run: Run, waves: np.ndarray, tmp_path: Pa
     np.testing.assert_array_equal(np.load("part.npy"), waves)
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("shape", [(1001,), (7, 150), (6, 400), (8, 9, 20), (2, 3, 4, 50), (1500, 1)])
 @pytest.mark.parametrize("dtype", ["f8", "i2", "S3", "M8[s]"])
 def test_a_large_array_is_printed_as_numpy_does(

@@ -429,7 +429,6 @@ def test_a_copy_of_a_group_leaves_the_snapshots_of_super_chunks_out_on_request(r
     assert [len(b2array.open(f"{name}.b2d/raw").snapshots) for name in ("with", "without")] == [1, 0]
 
 
-@pytest.mark.crossed
 @pytest.mark.parametrize("command", ["copy", "convert"])
 @pytest.mark.parametrize("ending", ["b2d", "b2z"])
 def test_a_copy_of_a_group_at_a_snapshot_is_exactly_its_state(command: str, ending: str, group: str, run: Run) -> None:
