@@ -173,10 +173,10 @@ CALLS: dict[str, Callable[[b2array.Group, Path], object]] = {
 
 
 class FullDisk:
-    """A disk that has room for so many new files and directories."""
+    """A disk that has room for so many new files and directories, or whose user may make so many more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.room = 10**9
+        self.room, self.reason = 10**9, errno.ENOSPC
         self._open, self._mkdir = os.open, os.mkdir
         monkeypatch.setattr(os, "open", self.open)
         monkeypatch.setattr(os, "mkdir", self.mkdir)
@@ -184,7 +184,7 @@ class FullDisk:
     def _take_room(self, path) -> None:
         self.room -= 1
         if self.room < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            raise OSError(self.reason, os.strerror(self.reason), path)
 
     def open(self, path, flags, *args, **kwargs):
         if flags & os.O_CREAT:
@@ -215,6 +215,7 @@ def places(call: str, tmp_path: Path, disk: FullDisk) -> Iterator[tuple[set[Path
             del group["m1"]
             group["m2"][0] = 5
         before, disk.room = names(directory), room
+        disk.reason = errno.EDQUOT if room % 2 else errno.ENOSPC
         raised = None
         try:
             CALLS[call](group, directory)
@@ -224,7 +225,7 @@ def places(call: str, tmp_path: Path, disk: FullDisk) -> Iterator[tuple[set[Path
             disk.room = 10**9
         if raised is None:
             return
-        assert raised.errno == errno.ENOSPC
+        assert raised.errno == disk.reason
         yield before, names(directory)
 
 

@@ -187,3 +187,37 @@ def test_a_refused_write_to_an_array_does_not_make_its_directory_again(
     (tmp_path / "new").rename(old)
     assert not b2array.open(array.url)[...].any()
     assert not [*tmp_path.rglob("*.b2tmp")]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_group_that_a_backup_has_brought_back_with_old_times_is_read_and_continued(
+    in_place: bool, layout: Any, tmp_path: Path
+) -> None:
+    """As rsync or tar do it: whole files, or in place, with the times that they had when they were copied."""
+    url, backup = tmp_path / "g.b2d", tmp_path / "backup"
+    group, other = open_group(url, "w"), open_group(url, "a")
+    group.create("x", data=np.zeros(8), chunks=(2,), layout=layout)
+    with group.transaction() as changes:
+        changes["x"][0] = 1
+    shutil.copytree(url, backup)
+    with group.transaction() as changes:
+        changes["x"][...] = 2
+    reader, writer = open_group(url)["x"], other["x"]
+    assert (reader[7], writer[7]) == (2, 2)
+    for file in [path for path in url.rglob("*") if path.is_file() and not path.name.endswith("lock")]:
+        copy = backup / file.relative_to(url)
+        if not copy.exists() or not in_place:
+            file.unlink()
+        if copy.exists():
+            file.write_bytes(copy.read_bytes())
+            shutil.copystat(copy, file)
+    assert open_group(url)["x"][:].tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    reader.refresh()
+    assert reader[:].tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    writer[4] = 3
+    with group.transaction() as changes:
+        changes["x"][6] = 4
+    b2array.vacuum(url, grace=0)
+    assert b2array.verify(url, deep=True).ok
+    assert open_group(url)["x"][:].tolist() == [1, 0, 0, 0, 3, 0, 4, 0]
