@@ -12,6 +12,9 @@ operation has written. So each row that a reader sees says which operation wrote
 
 What a transaction has read, and did not change, counts as a look that began when its commit did.
 
+Some operations of a writer meet a fate (`Fate`) at one of their writes to the store: the writer is killed there, gets
+Ctrl-C, or another one changes the group meanwhile. A server may also refuse the write, or lose the answer.
+
 The workers themselves compare the members of the pair, which are only changed together, the variables of a dataset that
 xarray writes, old handles with what they have shown before, and snapshots with what their message says. A separate
 group with a manifest is inside the group. It is changed and read in the same ways, and on local disks the outer group's
@@ -20,6 +23,7 @@ handles read it as well. Run as a program, this begins worker processes.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -39,14 +43,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dask.array as da
+import fsspec
 import numpy as np
+import pytest
 import xarray as xr
+from operations import READS, STEPS, Killed, Operations
 
 import b2array
 from b2array import config, open_group
 from b2array.errors import ConflictError
 from b2array.store import disk
 from b2array.store.local_store import LocalStore
+from b2array.store.open import open_store
 from b2array.xarray_io import to_b2array
 
 PAIR = ("a", "b")
@@ -78,10 +86,81 @@ class GivenUp(Exception):
     """What a task or a transaction raises that gives up."""
 
 
+class NoAnswerError(Exception):
+    """What a writer gets that cannot find out whether its write has happened."""
+
+
 REFUSED = (ConflictError, FileExistsError, FileNotFoundError, KeyError, GivenUp)
 """What a writer gets if another one was faster, or if he gives up. Nothing has happened then."""
+MET = (Killed, KeyboardInterrupt, NoAnswerError)
+"""What a writer gets that has met its fate. Nobody knows what has happened then."""
+
+ANSWERS = ("refused", "lost", "silent")
+"""What a server may answer to a conditional write; see `Fate`."""
+
+OPERATIONS = Operations()
+"""What the threads of this process do to stores."""
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Fate:
+    """What meets a writer at one of its writes to the store, the one after `moment` others.
+
+    A writer that is "killed" changes nothing from then on. One that is "interrupted" gets Ctrl-C before the write or
+    after it, and one that is "overtaken" waits while another one does something, perhaps at a read. A request may be
+    "refused" although the object is as it was, or its answer "lost", so that the client repeats it and it is refused.
+    After a lost answer, the server may be "silent": then the next read fails as well.
+    """
+
+    kind: str
+    moment: int
+    meanwhile: Callable[[], object] = lambda: None
+    is_late: bool = False
+    silence: int = 1
+    passed: int = 0
+    has_come: bool = False
+    where: str = ""
+
+    def meet(self, _: int, name: str, call: Callable[[], Any]) -> Any:
+        """Do an operation of a store, unless the fate prevents it."""
+        if self.has_come and self.kind == "killed":
+            raise Killed
+        if self.has_come and self.kind == "silent" and name in READS and self.silence:
+            self.silence -= 1
+            raise OSError(errno.EIO, "the server does not answer")
+        is_moment = name not in READS or self.kind == "overtaken"
+        if self.kind in ANSWERS:
+            is_moment = call.has_condition  # type: ignore[attr-defined]
+        self.passed += is_moment
+        if self.has_come or not is_moment or self.passed <= self.moment:
+            return call()
+        if self.is_late or self.kind in ("lost", "silent"):
+            call()  # if this raises, the fate comes at the next write
+        self.has_come, self.where = True, route_of(traceback.extract_stack())
+        if self.kind == "killed":
+            raise Killed
+        if self.kind == "interrupted":
+            raise KeyboardInterrupt
+        if self.kind == "overtaken":
+            self.meanwhile()
+            return call()
+        raise (FileExistsError if name == "create" else ConflictError)("an answer of the server")
+
+    def watch(self, task: Callable[[], object]) -> None:
+        """Do something that meets the fate; raises what it raises, and AssertionError if it has swallowed Ctrl-C."""
+        found: BaseException | None = None
+        try:
+            OPERATIONS.watch(task, self.meet)
+        except BaseException as error:
+            found = error
+            raise
+        finally:
+            if self.has_come and self.kind == "interrupted" and not isinstance(found, KeyboardInterrupt):
+                raise AssertionError(
+                    f"expected that Ctrl-C reaches the user, found {found!r} after it at\n{self.where}"
+                )
 
 
 @dataclass(slots=True)
@@ -121,9 +200,8 @@ class Journal:
         os.close(self._file)
 
 
-def route_of(error: BaseException) -> str:
-    """Say through which lines an error came."""
-    lines = traceback.extract_tb(error.__traceback__)
+def route_of(lines: traceback.StackSummary) -> str:
+    """Say through which lines an error, or a call, came."""
     return "\n".join(f"    {Path(line.filename).name}:{line.lineno} {line.name}" for line in lines)
 
 
@@ -156,6 +234,7 @@ class Worker:
     def __init__(self, settings: Settings, thread: int) -> None:
         self.settings = settings
         self.random = random.Random(f"{settings.seed} {settings.serial} {thread}")
+        self.thread = thread
         self.me = settings.serial * 10 + thread
         self.journal = Journal(f"{settings.journal}/{self.me}.jsonl")
         self.count = 0
@@ -177,11 +256,16 @@ class Worker:
         """Work until it is time to stop."""
         stop = told_stop(self.settings)
         while time.monotonic() < stop:
-            try:
-                self.step()
-            except BaseException as error:  # noqa: BLE001 - the checker raises it
-                self.journal.note(event="wrong", text=f"{type(error).__name__}: {error}", where=route_of(error))
+            self.try_step()
         self.journal.close()
+
+    def try_step(self) -> None:
+        """Do one thing, and note an error that must not be."""
+        try:
+            self.step()
+        except BaseException as error:  # noqa: BLE001 - the checker raises it
+            where = route_of(traceback.extract_tb((error.__cause__ or error).__traceback__))
+            self.journal.note(event="wrong", text=f"{type(error).__name__}: {error}", where=where)
 
     def step(self) -> None:
         """Do one thing."""
@@ -197,6 +281,12 @@ class Writer(Worker):
         self.groups: dict[str, b2array.Group] = {}
         self.arrays: dict[str, b2array.NDArray] = {}
         self.stored: list[tuple[str, int, Callable[[], object]]] = []
+        self.has_locks = open_store(settings.url, storage_options=settings.options).can.lock
+        self.fates = fates_of(settings, has_locks=self.has_locks)
+        self.most: Counter[tuple[str, str]] = Counter()
+        self.second: Writer | None = None
+        self.met = ""
+        self.alone = (self.begin_group, self.rename)
         self.together = (self.change_pair, self.change_together, self.carry, self.replace_all, self.derive)
 
     def step(self) -> None:
@@ -223,7 +313,7 @@ class Writer(Worker):
             (3, self.change_pair_by_forks),
             (4, self.store),
             (3, self.store_again),
-            (2, self.begin_group),
+            (8, self.begin_group),
             (2, self.keep),
             (2, self.keep_unread),
             (2, self.go_back),
@@ -239,16 +329,55 @@ class Writer(Worker):
         op = verb.__name__ + " inside" * bool(self.within)
         self.journal.note(event="begin", op=op, value=self.value)
         try:
-            verb()
+            if verb in self.alone:
+                verb()
+            else:
+                self.meet_fate(verb, op, self.let_another_act)
         except refused as error:
             self.journal.note(event="end", outcome="refused", error=f"{type(error).__name__}: {error}"[:300])
             self.groups = {}
-        except BaseException:
+        except BaseException as error:
             self.journal.note(event="end", outcome="unknown")
-            self.groups = {}
-            raise
+            self.groups, self.arrays, self.stored = {}, {}, []
+            if not isinstance(error, MET):
+                raise
         else:
             self.journal.note(event="end", outcome="ok")
+
+    # What an operation meets.
+
+    def meet_fate(
+        self, task: Callable[[], object], op: str, meanwhile: Callable[[], object], chance: float = 0.3
+    ) -> None:
+        """Do something that may meet a fate, and note in `met` which one has come.
+
+        Raises what it raises, or `NoAnswerError` if the server's answer explains why nobody knows what has happened.
+        """
+        self.met = ""
+        if not self.fates or self.random.random() > chance:
+            task()
+            return
+        kind = self.random.choice(self.fates)
+        moment = self.random.randrange(self.most[op, kind] or 6)
+        fate = Fate(kind, moment, meanwhile, is_late=kind == "interrupted" and self.random.random() < 0.5)
+        try:
+            fate.watch(task)
+        except OSError as error:
+            if fate.has_come and error.errno in (errno.EBUSY, errno.EIO):
+                raise NoAnswerError from error
+            raise
+        finally:
+            self.most[op, kind] = max(self.most[op, kind], fate.passed)
+            if fate.has_come:
+                self.met = kind
+                self.journal.note(event=f"fate {kind}")
+
+    def let_another_act(self) -> None:
+        """Take a step of another writer, in this thread."""
+        if self.second is None:
+            self.second = Writer(self.settings, self.thread + 5)
+            self.second.fates = []
+        self.second.try_step()
 
     @property
     def group(self) -> b2array.Group:
@@ -435,8 +564,11 @@ class Writer(Worker):
         write = array.store(values, compute=False)
         write.compute(scheduler=scheduler)
         self.stored = [*self.stored[-3:], (self.within + name, self.value, partial(write.compute, scheduler=scheduler))]
+        self.journal.note(event="done")
         if self.random.random() < 0.5:
-            self.journal.note(event="done")
+            with suppress(*REFUSED):
+                array.store(values, scheduler=scheduler)  # other tasks
+        if self.random.random() < 0.7:
             self.store_again()
 
     def store_again(self) -> None:
@@ -498,36 +630,41 @@ class Writer(Worker):
     # Groups of this worker alone: one is new, another one is renamed.
 
     def begin_group(self) -> None:
-        """Make arrays by their URLs, and then change their group: what it no longer has cannot be read or written."""
-        url, options = f"{self.settings.url}-new-of-{self.me}-{self.count}", self.settings.options
-        for name in "xy":
-            place = f"{url}/{name}.b2nd"
-            b2array.asarray(self.rows(), url=place, chunks=(2, 2), layout=self.layout(), storage_options=options)
-        group = open_group(url, "r+", storage_options=options)
+        """Make arrays by their URLs, and then change their group, which may meet a fate.
+
+        What the group no longer has cannot be read or written from the moment at which the group does not show it.
+        """
+        begun = NewGroup(f"{self.settings.url}-new-of-{self.me}-{self.count}", self.settings.options, self.value)
+        begun.make(self.rows(), self.layout())
         if self.random.random() < 0.5:  # later, there is a manifest, which lists a member that it has not adopted
-            group["y"][...] = 0
-        place = f"{url}/x.b2nd"
-        late = b2array.open(place, "r+", storage_options=options)
+            begun.open("r+")["y"][...] = 0
+        begun.open_late()
         action = self.random.choice(["delete", "move", "replace"])
-        if action == "delete":
-            del group["x"]
-        elif action == "move":
-            group.move("x", "z")
+        change = partial(begun.change, action, self.layout())
+        try:
+            self.meet_fate(change, f"begin_group {action}", begun.write_late, chance=0.8)
+        except ConflictError as error:
+            if not begun.late_is_written and self.met not in ANSWERS:
+                raise AssertionError(f"{begun.url}: expected that nobody is faster, found {error}") from error
+            begun.require(begun.before())
+        except MET:
+            if not self.settings.is_list_of_files and self.has_locks:
+                return  # whoever reads memory by a URL may see what was not published
+            begun.require(begun.before(), begun.after(action))
         else:
-            group.create("x", data=-self.rows(), chunks=(2, 2), layout=self.layout(), overwrite=True)
-        with suppress(ConflictError, FileNotFoundError):
-            late[...] = 0
-            raise AssertionError(f"{place}: expected that a change is refused after {action}")
-        found = None
-        with suppress(FileNotFoundError):
-            found = rows_of(b2array.open(place, storage_options=options))
-        if found != ([-self.value] * FIRST_ROWS if action == "replace" else None):
-            raise AssertionError(f"{place}: expected no items of before after {action}, found {found}")
+            begun.require(begun.after(action))
+            begun.write_late()
+            begun.require(begun.after(action), is_clean=self.met in ("", "overtaken"))
+        if self.random.random() < 0.3:
+            found = begun.found()
+            b2array.vacuum(begun.url, grace=0, storage_options=begun.options)
+            begun.require(found, is_clean=True)
 
     def rename(self) -> None:
         """Rename a group, and change it through a handle of before: that is refused, and nothing comes of it."""
         url, away = f"{self.settings.url}-of-{self.me}", f"{self.settings.url}-of-{self.me}-away"
         if Path(away).exists():  # a worker with this number was killed
+            shutil.rmtree(url, ignore_errors=True)
             Path(away).rename(url)
         group = open_group(url, "a")
         group.create("x", data=self.rows(), chunks=(1, 2), layout=self.layout(), overwrite=True)
@@ -535,6 +672,14 @@ class Writer(Worker):
             with group.transaction() as changes:
                 changes["x"][...] = self.value
         array, new = group["x"], self.rows()
+        other = self.random.random() < 0.3
+
+        def replace() -> None:
+            """Rename the group, and perhaps make another one in its place."""
+            Path(url).rename(away)
+            if other:
+                open_group(url, "w")["y"] = new
+
         changes_of_group: list[Callable[[], object]] = [
             lambda: array.__setitem__(..., 0),
             lambda: group.attrs.update(k=1),
@@ -546,13 +691,15 @@ class Writer(Worker):
             lambda: group.snapshot("s"),
             lambda: group.consolidate(),
         ]
-        Path(url).rename(away)
-        other = self.random.random() < 0.3
-        if other:
-            open_group(url, "w")["y"] = new
         try:
             with suppress(ConflictError, FileNotFoundError):
-                self.random.choice(changes_of_group)()
+                if self.random.random() < 0.3:
+                    with group.transaction() as changes:
+                        changes["n"] = new
+                        replace()
+                else:
+                    replace()
+                    self.random.choice(changes_of_group)()
                 raise AssertionError(f"{url}: expected that a change of a renamed group is refused")
             found = [*open_group(url)] if Path(url).exists() else None
             if found != (["y"] if other else None):
@@ -601,6 +748,89 @@ class Writer(Worker):
                 self.new(changes, name)
                 changes[name].attrs["value"] = self.value
             self.new(changes, self.single())
+
+
+class NewGroup:
+    """A group of one worker, with arrays that were made by their URLs, and a writer that opened one of them before."""
+
+    def __init__(self, url: str, options: dict[str, Any], value: int) -> None:
+        self.url, self.options, self.value = url, options, value
+        self.late_is_written = False
+
+    def open(self, mode: str = "r") -> b2array.Group:
+        """Open the group anew."""
+        return open_group(self.url, mode, storage_options=self.options)
+
+    def by_url(self, path: str, mode: str = "r") -> b2array.NDArray:
+        """Open a member by its URL."""
+        return b2array.open(f"{self.url}/{path}", mode, storage_options=self.options)
+
+    def make(self, rows: np.ndarray, layout: Any) -> None:
+        """Make the arrays by their URLs."""
+        for name in "xy":
+            place = f"{self.url}/{name}.b2nd"
+            b2array.asarray(rows, url=place, chunks=(2, 2), layout=layout, storage_options=self.options)
+
+    def open_late(self) -> None:
+        """Open the array that will be changed, for a write that comes later."""
+        self.late = self.by_url("x.b2nd", "r+")
+
+    def write_late(self) -> None:
+        """Write to the array that was opened before; that is refused if the group does not show the array any more."""
+        is_over = self.found() != self.before()
+        with suppress(ConflictError, FileNotFoundError):
+            self.late[...] = 0
+            self.late_is_written = True
+            if is_over:
+                raise AssertionError(f"{self.late.url}: expected that a change is refused, as the array is gone")
+
+    def change(self, action: str, layout: Any) -> None:
+        """Change the group for the first time."""
+        group = self.open("r+")
+        if action == "delete":
+            del group["x"]
+        elif action == "move":
+            group.move("x", "z")
+        else:
+            rows = np.full((FIRST_ROWS, COLUMNS), -self.value)
+            group.create("x", data=rows, chunks=(2, 2), layout=layout, overwrite=True)
+
+    def before(self) -> dict[str, int]:
+        """Return what the group has before the change: the value of each array."""
+        return {"x": 0 if self.late_is_written else self.value}
+
+    def after(self, action: str) -> dict[str, int]:
+        """Return what the group has after the change."""
+        (value,) = self.before().values()
+        return {"delete": {}, "move": {"z": value}, "replace": {"x": -self.value}}[action]
+
+    def found(self) -> dict[str, int]:
+        """Return what the group has now."""
+        group = self.open()
+        group.refresh()
+        return {name: rows_of(group[name])[0] for name in "xz" if name in group}
+
+    def require(self, *allowed: dict[str, int], is_clean: bool = False) -> None:
+        """Compare what the group has, and what can be read by URLs; if it `is_clean`, there are no other frames."""
+        group = self.open("r+")
+        _ = group["y"]  # as the next writer, complete what a killed one has begun
+        found = self.found()
+        if found not in allowed:
+            raise AssertionError(f"{self.url}: expected one of {allowed}, found {found}")
+        paths = group._home.members()
+        places = {f"{name}{ending}": name for name in "xz" for ending in (".b2nd", ".b2f")}
+        for path, name in places.items():
+            with suppress(FileNotFoundError):
+                shown = rows_of(self.by_url(path))[0]
+                if shown != found.get(name):
+                    raise AssertionError(f"{self.url}/{path}: expected {found.get(name)}, found {shown}")
+        expected = {paths[name] for name in found}
+        files = open_store(self.url, storage_options=self.options).walk()
+        files = {path.removesuffix("/chunks.b2frame") for path in files}
+        if is_clean and files & places.keys() != expected:
+            raise AssertionError(f"{self.url}: expected the frames {expected}, found {files & places.keys()}")
+        for path in expected:
+            self.by_url(path)
 
 
 class Reader(Worker):
@@ -734,13 +964,19 @@ class Reader(Worker):
         self.journal.note(event="dataset")
 
     def look_by_url(self) -> None:
-        """Read a member by its own URL; a transaction that is being carried out may not show yet."""
+        """Read a member by its own URL. Only servers show each commit at once.
+
+        There, a writer may still remove the published index of an array that another one has made again meanwhile.
+        """
         name, begin = self.random.choice(ALL_NAMES), time.monotonic()
         try:
-            rows_of(b2array.open(self.url("", name), storage_options=self.settings.options))
+            array = b2array.open(self.url("", name), storage_options=self.settings.options)
+            rows = rows_of(array)
         except (FileNotFoundError, ConflictError):
             return
-        self.journal.note(event="by url", name=name, begin=begin)
+        self.journal.note(event="by url")
+        if array._handle.revision.owner.lists_revisions:
+            self.seen(name, rows, begin)
 
 
 def compare_with_message(message: str, found: Mapping[str, list[int] | None]) -> None:
@@ -785,6 +1021,19 @@ def let_swaps_take_steps() -> None:
 
     disk.swap = lambda *_: False
     LocalStore.move_here = slowly  # type: ignore[method-assign]
+
+
+def fates_of(settings: Settings, *, has_locks: bool) -> list[str]:
+    """Return what may meet a writer. Memory lasts no longer than its process, and no server is asked for a file."""
+    if has_locks:
+        return ["killed", "interrupted"] if settings.is_list_of_files else ["interrupted"]
+    return ["killed", "interrupted", "overtaken", *ANSWERS]
+
+
+def listen(settings: Settings, patch: pytest.MonkeyPatch) -> None:
+    """Let all that happens in the store of a group run through `OPERATIONS`."""
+    store = open_store(settings.url, storage_options=settings.options)
+    OPERATIONS.listen(type(store), patch, (*STEPS, *READS))
 
 
 def work(settings: Settings) -> None:
@@ -1033,8 +1282,6 @@ def serve(protocol: str) -> int:
 
     A fork begins at once, where a new interpreter would first import everything.
     """
-    import fsspec
-
     fsspec.get_filesystem_class(protocol)
     failed = 0
     for line in sys.stdin:
@@ -1042,7 +1289,9 @@ def serve(protocol: str) -> int:
         if not pid:
             status = 1
             try:
-                work(Settings(**json.loads(line)))
+                settings = Settings(**json.loads(line))
+                listen(settings, pytest.MonkeyPatch())
+                work(settings)
                 status = 0
             finally:
                 os._exit(status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,41 +15,46 @@ from b2array.store.base import Store
 
 WRITES = ("create", "replace", "append", "patch", "delete", "move_in", "move_here", "exchange")
 READS = ("read", "gather", "head", "stamp", "walk", "listing")
+STEPS = (*WRITES, "swap", "force", "withdraw")
+"""Everything that changes what others find, or what is on the disk."""
 
 
 class Killed(BaseException):
     """Stands for the end of a process: nothing that it does afterwards reaches the store."""
 
 
-class Operations:
-    """The operations of stores in the order in which they come; one of them can be met by something."""
+class Operations(threading.local):
+    """The operations of stores in the order in which they come; one of them can be met by something.
+
+    Each thread has operations of its own.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.thread: int | None = None
+        self.is_watched = False
         self.meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
 
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Count an operation of the thread that is looked at; what it calls itself is part of it."""
-        if self.thread != threading.get_ident():
+        if not self.is_watched:
             return call()
         number = len(self.names)
         self.names.append(name)
-        self.thread = None
+        self.is_watched = False
         try:
             return call() if self.meet is None else self.meet(number, name, call)
         finally:
-            self.thread = threading.get_ident()
+            self.is_watched = True
 
     def watch(
         self, task: Callable[[], object], meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
     ) -> list[str]:
         """Do something, and return the operations that it took; raises what it raises."""
-        self.names, self.meet, self.thread = [], meet, threading.get_ident()
+        self.names, self.meet, self.is_watched = [], meet, True
         try:
             task()
         finally:
-            self.thread = None
+            self.is_watched = False
         return self.names
 
     def meets(self, moment: int, task: Callable[[], object], act: Callable[[], object]) -> bool:
@@ -62,10 +67,12 @@ class Operations:
 
         return len(self.watch(task, meet)) > moment
 
-    def listen(self, kind: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let the operations of a kind of store run through this."""
+    def listen(
+        self, kind: type[Store], monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = (*WRITES, *READS)
+    ) -> None:
+        """Let the operations of a kind of store with these names run through this."""
         for each in kind.__mro__:
-            for name in (*WRITES, *READS):
+            for name in names:
                 if inspect.isfunction(vars(each).get(name)):
                     monkeypatch.setattr(each, name, self._watched(name, vars(each)[name]))
 
@@ -76,6 +83,8 @@ class Operations:
 
             if name == "append":  # a file may be cut anywhere
                 call.half = lambda: call(*args[:2], _half(args[2]))  # type: ignore[attr-defined]
+            # A server may refuse it, or lose the answer and refuse the same request when it is repeated.
+            call.has_condition = name == "create" or bool(options.get("expected"))  # type: ignore[attr-defined]
             return self.run(name, call)
 
         return operation

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from clouds import Cloud
 from group_model import (
     MOUNT,
     NAMES,
+    OPERATIONS,
     PLAIN,
     Change,
+    Fate,
     History,
     Look,
     Repeat,
@@ -36,9 +39,12 @@ from group_model import (
     read_history,
     rows_of,
 )
+from operations import Killed, compare
 
 import b2array
 from b2array import config, open_group
+from b2array.store import base
+from b2array.store.open import open_store
 from b2array.xarray_io import to_b2array
 
 PROGRAM = group_model.__file__
@@ -171,6 +177,15 @@ class Play:
         group_model.compare_variables(rows_of(variables["u"]), rows_of(variables["v"]), length)
         return names
 
+    def look_by_urls(self) -> dict[str, list[int] | None]:
+        """Look at the members by their URLs, when nothing is left to be published."""
+        found: dict[str, list[int] | None] = {}
+        for name in group_model.ALL_NAMES:
+            found[name] = None
+            with suppress(FileNotFoundError):
+                found[name] = rows_of(b2array.open(f"{self.url}/{name}.b2nd", storage_options=self.options))
+        return found
+
     def end(self, **counts: Any) -> None:
         """Check all that was seen, and what is there now."""
         history = read_history(self.journal)
@@ -181,6 +196,8 @@ class Play:
         kept = self.check_kept()
         b2array.vacuum(self.url, grace=0, storage_options=self.options)
         assert self.look(history) == found
+        if not (self.url.startswith("memory:") and open_store(self.url).can.lock):  # see `Writer.begin_group`
+            assert self.look_by_urls() == found
         assert self.check_kept() == kept
         wrong = check(history)
         assert not wrong, f"{len(wrong)} contradictions, the first:\n" + "\n".join(wrong[:5])
@@ -271,19 +288,31 @@ def test_a_group_in_an_object_store_shows_what_was_committed(
 
 
 @pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("has_locks", [True, False], ids=["memory", "as a server"])
 def test_a_group_in_memory_shows_what_was_committed(
-    tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
+    tmp_path: Path,
+    layout: str,
+    has_locks: bool,
+    size: tuple[float, int, int, int],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In memory, and in memory that behaves as an object store, where much more happens than on a server."""
     seconds, writers, readers, _ = size
-    play = Play(f"memory://{tmp_path.name}.b2d", tmp_path, {}, is_local=True)
+    url = f"memory://{tmp_path.name}.b2d"
+    if not has_locks:
+        compare(type(open_store(url)), monkeypatch)
+        monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.01)
+    play = Play(url, tmp_path, {}, is_local=True)
     settings = play.settings(seed, layout, 1)
+    group_model.listen(settings, monkeypatch)
     threads = []
     for serial in range(1, writers + readers + 1):
         mine = Settings(**{**asdict(settings), "serial": serial, "reads": serial > writers})
         threads.append(threading.Thread(target=group_model.work, args=[mine]))
     for thread in threads:
         thread.start()
-    let_begin(settings, seconds, len(threads))
+    let_begin(settings, seconds / 2, len(threads))  # there are twice as many of these tests
     for thread in threads:
         thread.join()
     play.end()
@@ -373,6 +402,30 @@ def test_the_checker_counts_a_change_of_a_killed_writer_from_when_it_was_seen() 
     unknown = made(2, 2, float("inf"), outcome="unknown")
     (found,) = contradictions([made(1, 0, 1), unknown], ([2], 5, 6), ([1], 7, 8))
     assert "has replaced" in found
+
+
+def test_a_fate_finds_that_ctrl_c_was_swallowed() -> None:
+    def swallow() -> None:
+        with suppress(KeyboardInterrupt):
+            OPERATIONS.run("replace", lambda: None)
+
+    with pytest.raises(AssertionError, match="expected that Ctrl-C reaches the user, found None"):
+        Fate("interrupted", 0).watch(swallow)
+
+
+def test_a_writer_that_is_killed_changes_nothing_more() -> None:
+    done = []
+
+    def task() -> None:
+        try:
+            for name in ("create", "replace"):
+                OPERATIONS.run(name, lambda: done.append(name))  # noqa: B023
+        finally:
+            OPERATIONS.run("delete", lambda: done.append("delete"))
+
+    with pytest.raises(Killed):
+        Fate("killed", 1).watch(task)
+    assert done == ["create"]
 
 
 def test_the_checker_finds_what_a_move_has_lost() -> None:
