@@ -80,6 +80,10 @@ class Rules:
     """A writer of one member looks for an entry after it has taken the lock."""
     lists_two_steps: bool = True
     """A single change that takes two steps, because the system cannot swap names, is an entry like others."""
+    compares_what_was_read: bool = True
+    """A transaction is refused if a member that it has only read has changed since."""
+    locks_what_was_read: bool = True
+    """It holds the locks of these members as well, from the comparison to the commit."""
 
 
 class Frame(NamedTuple):
@@ -311,6 +315,36 @@ def transaction(rules: Rules, who: str, changes: tuple[tuple[str, Kind], ...]) -
         held = ""
     yield from settle(rules, tuple(entries), held, who)
     yield write_manifest(who, tuple(pair for pair in mine if pair not in entries))
+    yield unlock(who)
+    return None
+
+
+def dependent(rules: Rules, who: str, read: str, name: str, kind: Kind) -> Process:
+    """Read one member, and commit a change of another one that depends on it."""
+    seen = yield look(read)
+    yield lock(who, "manifest")
+    names = sorted({read, name}) if rules.locks_what_was_read else [name]
+    for each in names:
+        yield lock(who, each)
+    log, _ = yield read_manifest()
+    yield from settle(rules, log, "".join(names), who)
+    now = yield look(read)
+    if rules.compares_what_was_read and now != seen:
+        yield unlock(who)
+        return None
+    entry, new, staging = planned(who, name, kind, (yield look(name)))
+    yield from staging
+    commit = write_manifest(who, ((name, entry),), ((name, new),))
+
+    def act(world: World) -> Outcomes:
+        ((after, result),) = commit.act(world)
+        if dict(world.frames)[read].history != seen.history:
+            after = after._replace(wrong=after.wrong | {f"{who} depends on {read}, which has changed"})
+        return [(after, result)]
+
+    yield Step(commit.label, act)
+    yield from settle(rules, ((name, entry),), "".join(names), who)
+    yield write_manifest(who, ())
     yield unlock(who)
     return None
 

@@ -283,6 +283,11 @@ def with_snapshot(rules: log.Rules, kind: str) -> Report:
     return on_disk(rules, {"P": Again(log.causal, ("P", "xy")), **others}, kills=1)
 
 
+def with_a_member_that_is_read(rules: log.Rules, kind: str) -> Report:
+    others = {"F": Again(log.foreign, ("F", "x", "index")), "W": Again(log.alone, (rules, "W", "x", "patch"))}
+    return on_disk(rules, {"T": Again(log.dependent, (rules, "T", "x", "y", kind)), **others})
+
+
 STANDINGS = {"before": "BEFORE", "after": "AFTER", "nothing": "NOTHING", "another": "OTHER", "damaged": "DAMAGED"}
 ACTIONS = {
     "write if the tail is there": Action.WRITE,
@@ -300,7 +305,9 @@ def test_the_model_has_the_table_of_the_code(found: log.Found, kind: log.Kind) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("attempt", [with_writers, with_other_software, with_transactions, with_replacement])
+@pytest.mark.parametrize(
+    "attempt", [with_writers, with_other_software, with_transactions, with_replacement, with_a_member_that_is_read]
+)
 def test_the_log_holds_in_all_orders(attempt: Any, kind: str) -> None:
     report = attempt(log.Rules(), kind)
     assert not report.problems, str(report)
@@ -345,6 +352,8 @@ def test_local_snapshots_hold_in_all_orders() -> None:
         ("applies_under_its_locks", with_other_software_alone, "index"),
         ("looks_under_the_lock", with_writers, "patch"),
         ("lists_two_steps", with_a_replacement_alone, "patch"),
+        ("compares_what_was_read", with_a_member_that_is_read, "index"),
+        ("locks_what_was_read", with_a_member_that_is_read, "index"),
     ],
 )
 @pytest.mark.slow
