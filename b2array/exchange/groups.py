@@ -183,7 +183,7 @@ def _tree_b2e(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
             raise FileNotFoundError(f"{home.url} has no member {name!r}")
         yield tree_of(home, {"": paths[name]} if name else paths)
     finally:
-        home.close()
+        home.store.close()
 
 
 def _refuse_b2e(url: str, *_: object) -> NoReturn:

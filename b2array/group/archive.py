@@ -114,10 +114,6 @@ class Archive:
         """
         return self._ensure_listing()[2]
 
-    def look_for(self, name: str) -> bool:  # noqa: ARG002
-        """Return False: a program that changes an archive replaces it, and only `refresh` shows the new one."""
-        return False
-
     def refresh(self) -> None:
         """Forget the list of members, and close the file; the next use reads the list again."""
         self._listing = None

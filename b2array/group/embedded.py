@@ -76,17 +76,9 @@ class EmbedFile:
             raise ReadOnlyError(f"{self.url} is an embedding store of python-blosc2, which can only be read")
         return open_member(self._open_frame(), path)
 
-    def look_for(self, name: str) -> bool:  # noqa: ARG002
-        """Return False: this home shows the members of the frame that it has read."""
-        return False
-
     def refresh(self) -> None:
         """Forget the frame; the next use reads the file again."""
         self._frame = None
-
-    def close(self) -> None:
-        """Close the file."""
-        self.store.close()
 
 
 def holds_members(frame: Frame) -> bool:

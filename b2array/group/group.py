@@ -521,7 +521,8 @@ class Group(MutableMapping[str, Any]):
         is_newer = False
         if full not in members and not members.is_group(full):
             # A handle that follows other writers has just listed the members.
-            is_newer = not self._follow and self._home.look_for(full)
+            home = self._home
+            is_newer = not self._follow and isinstance(home, GroupHome) and home.look_for(full)
             members = self._home.members()
         if full in members:
             return full, members[full]
@@ -1304,10 +1305,11 @@ class Group(MutableMapping[str, Any]):
         read-only, and arrays opened from the group before can no longer be used. If writing fails, the old file is
         unchanged.
         """
-        if not self._prefix:
-            self._home.close()
-        elif not isinstance(self._home, Changes):
-            self._home.store.close()
+        home = self._home
+        if isinstance(home, GroupHome) and not self._prefix:
+            home.close()
+        elif not isinstance(home, Changes):
+            home.store.close()
 
     def __enter__(self) -> Self:
         return self

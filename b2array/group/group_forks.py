@@ -118,13 +118,6 @@ class Changes(ABC):
         `states` are the states of members that were copied before, by path: the copies must not be out of date.
         """
 
-    def look_for(self, name: str) -> bool:  # noqa: ARG002
-        """Return False: the members stay as they were when the transaction began, apart from the changes."""
-        return False
-
-    def close(self) -> None:  # noqa: B027 - forks and transactions share this
-        """Do nothing: the group goes on using its files."""
-
     def refresh(self) -> None:
         """Raise ValueError: the changes would be lost."""
         raise ValueError("refresh() inside a transaction would lose its changes")

@@ -208,16 +208,8 @@ class SnapshotHome:
         """Return the path of each member by its name, in the order of the names."""
         return self._members
 
-    def look_for(self, name: str) -> bool:  # noqa: ARG002
-        """Return False: a snapshot never changes."""
-        return False
-
     def refresh(self) -> None:
         """Do nothing: a snapshot never changes."""
-
-    def close(self) -> None:
-        """Close the files of the group."""
-        self.group.close()
 
     def open(
         self,

@@ -45,19 +45,8 @@ class Home(Protocol):
         """Open a member by its path. With `lazy`, opening for reading may send no request before the first use."""
         ...
 
-    def look_for(self, name: str) -> bool:
-        """Return whether members with this name, or below it, were made since this home listed the members.
-
-        The home shows them from now on, unless it would then show a part of a transaction.
-        """
-        ...
-
     def refresh(self) -> None:
         """Forget the list of members; the next use lists them again."""
-        ...
-
-    def close(self) -> None:
-        """Close files."""
         ...
 
 

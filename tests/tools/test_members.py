@@ -217,8 +217,8 @@ def test_vacuum_removes_what_killed_writers_left_outside_of_the_members(
         changes = unfinished.__enter__()
         changes.create("new/flat", data=[1, 2])
         changes.create("new/sparse", data=[1, 2], layout="sparse")
-        from_dask(tasks, f"{url}/flat.b2nd", None, ArrayOptions())
-        from_dask(tasks, f"{url}/sparse.b2nd", None, ArrayOptions(layout="sparse"))
+        from_dask(tasks, f"{url}/flat.b2nd", None, ArrayOptions(), compute=False, scheduler=None)
+        from_dask(tasks, f"{url}/sparse.b2nd", None, ArrayOptions(layout="sparse"), compute=False, scheduler=None)
     for path in ("a/y.b2nd.0123456789abcdef.b2tmp", "a/gone.b2nd.0123456789abcdef.b2tmp"):
         fs.pipe(f"{root}/{path}", b"left")
     left = files()
