@@ -43,7 +43,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 24), "--hostile": (40, 150), "--power": (2, 10)}
+COUNTS = {"--torture": (8, 24), "--hostile": (60, 150), "--power": (2, 10)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -193,6 +193,13 @@ def _leave_two_clouds(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def _leave_one_in_three(items: list[pytest.Item]) -> None:
+    """Mark most of xarray's own tests as slow: they are many, and about little else than those of `test_xarray_*`."""
+    theirs = [item for item in items if item.path.name == "test_xarray_suite.py"]
+    for item in [item for n, item in enumerate(theirs) if n % 3]:
+        item.add_marker(pytest.mark.slow)
+
+
 def _pairs(item: pytest.Function) -> set[frozenset[tuple[str, object]]]:
     """Name each value of a test's parameters, and each two that are tried together."""
     values = _values(item)
@@ -230,6 +237,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
+    _leave_one_in_three(items)
     by_function: dict[str, list[pytest.Function]] = {}
     for item in items:
         if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):

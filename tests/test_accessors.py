@@ -36,6 +36,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_accessor_is_there_when_xarray_is_imported_last() -> None:
     script = """
 import sys

@@ -117,6 +117,7 @@ def test_processes_that_change_different_things_of_one_array_are_never_refused(t
 @forks
 @pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 @LAYOUTS
+@pytest.mark.slow
 def test_sixteen_processes_write_append_resize_and_read_one_array(tmp_path, layout, cloud_of, torture):
     shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, max(1, torture // 8))
     for kind in clouds.KINDS if torture > LONG else ():

@@ -583,6 +583,7 @@ def test_explain_says_how_much_is_in_the_cache(http, tmp_path) -> None:
     assert (len(http.requests), http.nbytes_asked) == (part.requests, part.nbytes)
 
 
+@pytest.mark.slow
 def test_info_and_the_program_name_the_cache(http, tmp_path, directory, capsys) -> None:
     x = values()
     make(tmp_path / "a.b2nd", x)

@@ -77,6 +77,7 @@ def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("page", WITH_MPI)
+@pytest.mark.slow
 def test_the_examples_run_with_the_ranks_of_mpi(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The package mpich puts the command beside the interpreter.
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)

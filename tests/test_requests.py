@@ -580,6 +580,7 @@ def test_a_pickled_handle_opens_elsewhere_without_a_request(files, http, layout)
     assert all(headers["X-Mine"] == "yes" for headers in http.headers)
 
 
+@pytest.mark.slow
 def test_a_pickled_handle_for_writing_writes_elsewhere(bucket, s3_options):
     a = b2array.zeros((4, 10), url=f"s3://{bucket}/a.b2nd", chunks=(1, 10), storage_options=s3_options)
     script = "import pickle, sys; a = pickle.load(sys.stdin.buffer); a[2] = 5"

@@ -254,6 +254,7 @@ def write_rows(path, me, first, done):
 
 
 @LAYOUTS
+@pytest.mark.slow
 def test_writers_go_on_beside_one_that_is_killed(tmp_path, layout, torture, chance):
     path = tmp_path / "a.b2nd"
     b2array.create(path, SHAPE, "i8", chunks=CHUNKS, blocks=BLOCKS, layout=layout)

@@ -266,7 +266,7 @@ for n in range(rank, len(a), count):
 
 
 @pytest.mark.parametrize("rows_of_a_chunk", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("target", ["local", "s3"], indirect=True)
+@pytest.mark.parametrize("target", ["local", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_processes_that_write_disjoint_parts_lose_nothing(target, rows_of_a_chunk):
     url, options = target
     b2array.create(url, (12, 30), "i4", chunks=(rows_of_a_chunk, 30), layout="sparse", storage_options=options)

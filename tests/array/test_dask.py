@@ -763,6 +763,7 @@ def test_progress_bar_of_dask_works(stored: b2array.NDArray, capsys: pytest.Capt
     assert capsys.readouterr().out.count("100% Completed") >= 2
 
 
+@pytest.mark.slow
 def test_processes_compute_what_an_http_server_has(http: RangeServer, tmp_path: Path) -> None:
     values = np.arange(6000).reshape(60, 100)
     group = b2array.open_group(tmp_path / "g.b2d", "w")

@@ -658,6 +658,7 @@ def test_a_fork_can_write_a_lost_chunk_again(tmp_path: Path, place: str) -> None
 
 
 @pytest.mark.parametrize("place", ["file", pytest.param("memory", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_pickled_fork_of_many_chunks_is_small(tmp_path: Path, place: str) -> None:
     layout = {**where(place, tmp_path), "chunks": (8,), "blocks": (8,)}
     a = b2array.zeros(20_000 * 8, "f8", **layout)

@@ -133,6 +133,7 @@ def test_a_terabyte_of_zeros_is_reduced_in_a_moment():
     assert ones.prod() == 0 == ones.sum(dtype="i1")
 
 
+@pytest.mark.slow
 def test_sums_are_as_exact_as_pairwise_ones():
     rng = np.random.default_rng(3)
     for dtype in ("f4", "f8"):

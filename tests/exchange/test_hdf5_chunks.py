@@ -265,6 +265,7 @@ def test_memory_stays_within_the_limit_of_a_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("netCDF4") is None, reason="needs netCDF4")
 @pytest.mark.parametrize("compression", ["blosc", "blosc2"])
+@pytest.mark.slow
 def test_the_filters_that_netcdf4_brings_do_not_disturb(compression: str, tmp_path: Path) -> None:
     b2array.asarray(np.arange(1000.0), url=tmp_path / "x.b2nd")
     program = """

@@ -496,6 +496,7 @@ def test_a_link_to_a_directory_is_not_used(setting: Path, tmp_path: Path) -> Non
     refused(says="this user alone")
 
 
+@pytest.mark.slow
 def test_the_environment_sets_the_directory_and_nothing_is_imported_without_it(tmp_path: Path) -> None:
     program = "import sys, b2array; print(b2array.config.disk_cache, 'b2array.store.disk_cache' in sys.modules)"
 

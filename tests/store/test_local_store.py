@@ -355,6 +355,7 @@ def test_the_name_of_the_store_also_deletes_an_empty_directory(tmp_path):
 
 
 @posix
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_files(file):
     script = f"""
 from b2array.store.local_store import LocalStore

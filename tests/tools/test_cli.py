@@ -146,6 +146,7 @@ def test_runs_as_a_module() -> None:
     assert re.fullmatch(r"b2array: .*nowhere\.b2nd.*\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_whoever_stops_reading_is_not_told_of_errors(tmp_path: Path) -> None:
     b2array.asarray(np.arange(20_000), url=tmp_path / "x.b2nd")
     read, write = os.pipe()
@@ -157,6 +158,7 @@ def test_whoever_stops_reading_is_not_told_of_errors(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_characters_that_the_output_cannot_have_are_escaped(tmp_path: Path) -> None:
     b2array.asarray(np.arange(20_000), url=tmp_path / "x.b2nd", attrs={"unit": "°C"})
     command = [sys.executable, "-m", "b2array", "info", str(tmp_path / "x.b2nd"), "--chunks"]

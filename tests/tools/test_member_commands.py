@@ -106,6 +106,7 @@ def test_a_snapshot_goes_before_a_file_of_its_name(run: Run, group: b2array.Grou
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.slow
 def test_arrays_go_to_standard_output(run: Run, tmp_path: Path) -> None:
     def program(*arguments: str) -> bytes:
         command = [sys.executable, "-m", "b2array", "cat", *arguments, "-o", "-"]
