@@ -192,6 +192,7 @@ def test_a_transaction_takes_four_requests_for_each_member_and_two_more(
     assert bucket.group()["m1"][0] == values(1)[0] + tries
 
 
+@pytest.mark.slow
 def test_a_fork_prepares_its_members_together(bucket: Bucket, group: b2array.Group) -> None:
     most = 10 + 10  # the chunks are written one after the other here
     for seed, delay in enumerate(DELAYS):
@@ -208,6 +209,7 @@ def test_a_fork_prepares_its_members_together(bucket: Bucket, group: b2array.Gro
     assert count.waves <= most
 
 
+@pytest.mark.slow
 def test_a_snapshot_costs_the_same_whatever_the_group_has(bucket: Bucket, group: b2array.Group) -> None:
     for more in (0, 100):
         with group.transaction() as changes:

@@ -509,6 +509,7 @@ def test_what_was_read_is_forgotten_without_the_garbage_collector(tmp_path):
     assert left < 2**17  # of 2 MiB that each of them has read
 
 
+@pytest.mark.slow
 def test_a_large_read_takes_bounded_memory(tmp_path):
     path = tmp_path / "a.b2nd"
     data = np.random.default_rng(0).integers(0, 2**60, (1024, 16384))  # 128 MiB of noise

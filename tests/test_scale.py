@@ -58,7 +58,8 @@ def test_a_small_change_takes_the_same_steps_whatever_is_there(layout):
     assert many < 2 * few
 
 
-@pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.slow
 def test_two_writers_of_many_chunks_are_merged_in_as_many_steps_as_chunks(layout):
     def merge(s):
         other = b2array.SChunk(Handle(s._handle.revision, "r+"))
@@ -98,7 +99,8 @@ print((change(4 * 10**6, sys.argv[2]) - before) / (4 * 10**6))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="has no such numbers")
-@pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.slow
 def test_one_item_of_very_many_chunks_takes_little_more_memory_than_the_index_of_two_states(layout, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PEAK, tmp_path, layout], capture_output=True, text=True, timeout=100, check=True

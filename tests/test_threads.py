@@ -97,7 +97,8 @@ def test_c_blosc_has_no_threads_of_its_own_when_many_call_it(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs a list of the threads")
-@pytest.mark.parametrize("wish", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wish", [None, True])
+@pytest.mark.slow
 def test_nothing_that_reads_or_writes_makes_c_blosc_start_threads(wish: bool | None, tmp_path: Path) -> None:
     script = f"""
 import os, threading, time, numpy as np

@@ -163,6 +163,7 @@ def test_what_was_read_can_be_written_again(tmp_path: Path) -> None:
     xr.testing.assert_identical(reopened(tmp_path / "c.b2d"), first.isel(time=[3]))
 
 
+@pytest.mark.slow
 def test_dask_variables_are_written_in_parallel_and_read_lazily(tmp_path: Path) -> None:
     ds = weather()
     to_b2array(ds.chunk(time=2, x=5), tmp_path / "w.b2d")
@@ -661,7 +662,8 @@ def test_a_handle_from_before_shows_no_mixture(place: dict[str, object]) -> None
     assert group["rain"].shape == new.rain.shape
 
 
-@pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.slow
 def test_a_fault_in_mid_write_leaves_the_old_dataset_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:

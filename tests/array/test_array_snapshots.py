@@ -509,7 +509,8 @@ def test_a_copy_of_a_snapshot_is_an_array_like_others(a, url):
 # Bytes.
 
 
-@pytest.mark.parametrize(("nchunks", "most"), [(2_000, 40_000), pytest.param(10_000, 100_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("nchunks", "most"), [(2_000, 40_000), (10_000, 100_000)])
 def test_snapshots_of_many_chunks_are_small(tmp_path, nchunks, most):
     rng = np.random.default_rng(0)
     values = rng.integers(0, 2 ** rng.integers(1, 40, (nchunks, 1)), (nchunks, 64))

@@ -136,7 +136,9 @@ def rename_columns(table: Path, names: dict[str, str]) -> None:
     meta.vlmeta["schema"] = json.dumps(schema)
 
 
-@pytest.mark.parametrize("kind", ["int32", "text", "long", "blob", "word", "time"])
+@pytest.mark.parametrize(
+    "kind", ["int32", "text", "long", "blob", pytest.param("word", marks=pytest.mark.slow), "time"]
+)
 def test_columns_have_any_names_that_python_blosc2_accepts(kind: str, tmp_path: Path) -> None:
     columns = [f"k{n}" for n in range(len(NAMES))]
     fields = [(name, SPECS[kind][0], blosc2.field(SPECS[kind][1])) for name in columns]

@@ -409,6 +409,7 @@ def _killed(moment: int, task: Callable[[], None]) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in processes of their own")
 @pytest.mark.parametrize("every", [pytest.param(11, id="short"), pytest.param(3, id="long", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("begin", ["nothing", "archive"])
+@pytest.mark.slow
 def test_a_writer_that_is_killed_at_any_moment_leaves_the_old_or_the_new_archive(
     tmp_path: Path, begin: str, every: int
 ) -> None:

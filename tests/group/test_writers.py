@@ -448,8 +448,9 @@ def test_an_outer_group_in_an_object_store_shows_one_commit_of_the_group_inside_
         outer["inner/newer"]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 @pytest.mark.parametrize("other", ["drops the snapshot", "makes the member again"])
+@pytest.mark.slow
 def test_a_member_goes_although_what_a_snapshot_needed_of_it_was_changed_meanwhile(
     tmp_path: Path, layout: Any, other: str
 ) -> None:

@@ -49,6 +49,7 @@ def members(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_more_arrays_can_be_open_than_files(members):
     code = """
 arrays = [b2array.open(f"{place}/{n}.b2nd", mode="r+") for n in range(80)]
@@ -84,6 +85,7 @@ print(sum(int(g[str(n)][0]) for n in range(80)), sum(int(then[str(n)][0]) for n 
     assert run(code, members, 120, 120).split() == ["8000", "0"]
 
 
+@pytest.mark.slow
 def test_a_commit_raises_the_limit_where_it_may_and_says_what_to_do_where_it_may_not(members):
     code = """
 try:

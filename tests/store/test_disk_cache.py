@@ -379,6 +379,7 @@ def test_processes_share_a_cache_and_its_limit(tmp_path: Path) -> None:
 
 
 @forking
+@pytest.mark.slow
 def test_processes_that_are_killed_leave_nothing_that_is_taken_for_data(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     rng = random.Random(1)
