@@ -107,11 +107,11 @@ def test_a_block_is_that_of_its_thread(tmp_path, forced):
 def test_a_file_has_both_names_until_the_disk_has_the_new_one(tmp_path):
     (tmp_path / "old").write_bytes(b"x")
     with together():
-        LocalStore(tmp_path / "new").take(LocalStore(tmp_path / "old"), may_wait=True)
+        LocalStore(tmp_path / "new").move_here(LocalStore(tmp_path / "old"), may_wait=True)
         assert inode(tmp_path / "new") == inode(tmp_path / "old")
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
     with together():  # where the next step needs the name
-        LocalStore(tmp_path / "old").take(LocalStore(tmp_path / "new"))
+        LocalStore(tmp_path / "old").move_here(LocalStore(tmp_path / "new"))
         assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
