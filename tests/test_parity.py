@@ -5,6 +5,7 @@ There is no list of exceptions. Where NumPy raises, an error of the same class i
 
 from __future__ import annotations
 
+import numpy as np
 from arrays import DTYPES, arrays, assigned, check_writing, outcome, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,10 @@ def check_set(data, array, values):
         key = data.draw(any_key(values))
         target = outcome(lambda: values[key])  # noqa: B023
         wrong = isinstance(target, type)
-        value = data.draw(assigned(() if wrong else target.shape, values.dtype if wrong else target.dtype))
+        # NumPy returns an item of text of any length as a str, which has no shape and no type.
+        shape = () if wrong else np.shape(target)
+        dtype = values.dtype if wrong else getattr(target, "dtype", values.dtype)
+        value = data.draw(assigned(shape, dtype))
         check_writing(array, values, key, value)
 
 

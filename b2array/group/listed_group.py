@@ -49,7 +49,7 @@ class ListedGroup(GroupHome):
 
     Attributes
     ----------
-    catalog : KnownManifest
+    known : KnownManifest
         The manifest as this process last saw it, which all handles of the group's members share.
     """
 
@@ -63,7 +63,7 @@ class ListedGroup(GroupHome):
     ) -> None:
         self.storage_options = dict(storage_options)
         self.store = open_store(url, storage_options=self.storage_options)
-        self.catalog = KnownManifest(self.store)
+        self.known = KnownManifest(self.store)
         self._address = url
         self._listing: _Listing | None = None
         self._inner = InnerManifests()
@@ -78,13 +78,13 @@ class ListedGroup(GroupHome):
             self.show(*listing)
 
     @classmethod
-    def of(cls, catalog: KnownManifest) -> Self:
-        """Return the group whose manifest `catalog` knows, and share this object with the caller."""
+    def of(cls, shared: KnownManifest) -> Self:
+        """Return the group of the manifest that a caller knows, and share it with the caller."""
         group = cls.__new__(cls)
         group.storage_options = {}
-        group.store = catalog.group
-        group.catalog = catalog
-        group._address = catalog.url
+        group.store = shared.group
+        group.known = shared
+        group._address = shared.url
         group._listing = None
         group._inner = InnerManifests()
         group._mutex = Mutex()
@@ -102,16 +102,16 @@ class ListedGroup(GroupHome):
     def copy(self, *, pinned: bool = False) -> Self:
         """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members.
 
-        The handles share the `catalog`. This reads the manifest if this handle has not read it yet. If the manifest has
+        The handles share `known`. This reads the manifest if this handle has not read it yet. If the manifest has
         no rows, a pinned handle does not list members of groups inside this one, because it serves a transaction.
         """
         copied = type(self)(self._address, self.storage_options)
-        copied.catalog = self.catalog
+        copied.known = self.known
         copied._listing, copied._inner = self._ensure_listing(), self._inner
         copied._is_pinned = pinned
         copied._identity = self._identity
         if pinned and not self._lists_own:
-            manifest, version = self.catalog.last_seen()
+            manifest, version = self.known.last_seen()
             copied.show(complete_manifest(self.store, manifest), version)
         return copied
 
@@ -163,7 +163,7 @@ class ListedGroup(GroupHome):
         """
         # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
-            manifest, version = self.catalog.read(cached=True)
+            manifest, version = self.known.read(cached=True)
             if manifest == Manifest():
                 return False
             self.show(manifest, version)
@@ -210,9 +210,9 @@ class ListedGroup(GroupHome):
         If another writer has replaced the manifest, the handle goes on to show the one before, as without the cache.
         """
         if self._listing is None:
-            self.show(*self.catalog.read())
-        elif self.catalog.is_copy:
-            seen = self.catalog.read()
+            self.show(*self.known.read())
+        elif self.known.is_copy:
+            seen = self.known.read()
             if seen[1] == self._listing[1]:
                 self.show(*seen)
 
@@ -227,7 +227,7 @@ class ListedGroup(GroupHome):
         may have missed another one before.
         """
         before = self.manifest
-        manifest, version = self.catalog.read(cached=True)
+        manifest, version = self.known.read(cached=True)
         complete = complete_manifest(self.store, manifest, shows_mounts=True)
         rows = complete.rows or {}
         is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
@@ -249,12 +249,12 @@ class ListedGroup(GroupHome):
 
         After a commit of a member of this handle, show the manifest of that commit first, unless the handle is pinned.
         """
-        written = self.catalog.written
+        written = self.known.written
         listing = self._listing
         if listing is None:
             # Threads share one manifest: members that two manifests list may belong to different commits.
             with self._mutex.held:
-                listing = self._listing or self._show(*self.catalog.read(cached=True))
+                listing = self._listing or self._show(*self.known.read(cached=True))
         elif written is not None and not self._is_pinned and written[0].number > listing[0].number:
             # A member of this handle has committed: show this commit, and the earlier commits of other writers.
             listing = self._show(*written)
@@ -265,7 +265,7 @@ class ListedGroup(GroupHome):
 
         With `cached`, it may come from the cache on disk: only a reader may pass it.
         """
-        return self.catalog.read(cached=cached)[0]
+        return self.known.read(cached=cached)[0]
 
     def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Write the manifest that `change` makes from the present one, and return it.
@@ -275,12 +275,12 @@ class ListedGroup(GroupHome):
         """
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST):
-                manifest, version = self.catalog.read()
+                manifest, version = self.known.read()
                 self.require_same(manifest)
                 # Another writer has replaced the manifest meanwhile: change the new one.
                 with suppress(ConflictError):
                     manifest = change(complete_manifest(self.store, manifest))
-                    replace_manifest(self.catalog, manifest, version)
+                    replace_manifest(self.known, manifest, version)
                     return manifest
         raise too_many_conflicts(self.store)
 
@@ -289,17 +289,17 @@ class ListedGroup(GroupHome):
 
     def is_cached(self) -> bool:
         """Return whether the cache on disk has the manifest of the group, in any state."""
-        return self.catalog.is_on_disk()
+        return self.known.is_on_disk()
 
     def ensure_manifest(self) -> None:
         """Show the manifest that was seen last; without one, first write one without members, under a new identity."""
-        if self.catalog.last_seen()[1] is None:
-            replace_manifest(self.catalog, Manifest({}, os.urandom(8).hex()), None)
-        self.show(*self.catalog.last_seen())
+        if self.known.last_seen()[1] is None:
+            replace_manifest(self.known, Manifest({}, os.urandom(8).hex()), None)
+        self.show(*self.known.last_seen())
 
     def require_ledger(self) -> None:
         """Raise UnsupportedError if the manifest cannot list snapshots."""
-        if self.catalog.last_seen()[0].rows is None and self.manifest.kept:
+        if self.known.last_seen()[0].rows is None and self.manifest.kept:
             raise UnsupportedError(
                 f"{self.url} was copied from a local disk with snapshots, and can only be read: b2array.convert copies"
                 " such a group with them"
@@ -321,7 +321,7 @@ class ListedGroup(GroupHome):
 
     def medium(self) -> Bucket:
         """Return a new medium for a commit."""
-        return Bucket(self.catalog)
+        return Bucket(self.known)
 
     def mount_of(self, path: str) -> None:  # noqa: ARG002
         """Return None: members of separate groups inside this one are opened like members of this group."""
@@ -399,14 +399,14 @@ class ListedGroup(GroupHome):
         """Do nothing: the manifest says which state counts, so no state is read twice."""
 
     def show_commit(self, committed: Committed, change: GroupChange) -> None:  # noqa: ARG002
-        """Show the manifest of the commit, which `catalog` has seen last."""
-        self.show(*self.catalog.last_seen())
+        """Show the manifest of the commit, which `known` has seen last."""
+        self.show(*self.known.last_seen())
 
     # Members.
 
     def owner_of(self, path: str) -> BucketMember:
         """Return the owner of the frame at a path: the manifest of this group, which lists it under its name."""
-        return BucketMember(self.catalog, name_of(path))
+        return BucketMember(self.known, name_of(path))
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
         """Open a member by its path, in the state that the manifest of this handle lists.

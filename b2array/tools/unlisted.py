@@ -122,7 +122,7 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
         gone[path] = max(gone.get(path, 0), number + 1)
     after = replace(manifest, gone=gone, number=manifest.number + 1)
     with group.store.lock(MANIFEST):
-        replace_manifest(group.catalog, after.with_commit(os.urandom(8).hex()), version, is_commit=True)
+        replace_manifest(group.known, after.with_commit(os.urandom(8).hex()), version, is_commit=True)
 
 
 def _is_leftover(group: ListedGroup, path: str, *, sparse: bool) -> bool:
