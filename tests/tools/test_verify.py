@@ -243,12 +243,15 @@ def test_memory_grows_little_with_the_number_of_chunks(tmp_path):
         url = tmp_path / f"{n}.b2nd"
         b2array.asarray(np.arange(1, n + 1, dtype="i4"), chunks=(1,), url=url).close()
         b2array.verify(url)
-        tracemalloc.start()
-        try:
-            assert b2array.verify(url).checked == n
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
+        traced = []
+        for _ in range(3):  # threads of other tests may allocate meanwhile
+            tracemalloc.start()
+            try:
+                assert b2array.verify(url).checked == n
+                traced.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+        peaks.append(min(traced))
     assert (peaks[1] - peaks[0]) / 600 < 200
 
 
