@@ -543,22 +543,18 @@ def write_earlier_revision(
 
 def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
     """Return the first number that no chunk file at a path has ever had, counting the new files of a draft."""
-    row = (manifest.rows or {}).get(name_of(path))
-    numbers = [manifest.gone.get(path, 0)]
-    if row is not None and row.path == path:
-        numbers.append(row.next)
-    if draft.sparse:
-        numbers.append(draft.staging.next)
-    return max(numbers)
+    first = first_free_number(manifest, path)
+    return max(first, draft.staging.next) if draft.sparse else first
 
 
-def first_free_number(manifest: Manifest, change: GroupChange, path: str) -> int:
-    """Return the first number for the chunks of a new member at a path that no row of the manifest has.
+def first_free_number(manifest: Manifest, path: str) -> int:
+    """Return the first number that no chunk file at a path has ever had, for the chunks of a new member.
 
     Late requests of other writers may still write or delete objects with smaller numbers.
     """
-    listed = manifest.rows or {}
-    rows = [listed.get(name) for name in (*change.removed, name_of(path))]
-    used = [row.next for row in rows if row is not None and row.path == path]
     # If the member was deleted earlier, the manifest has noted the number.
-    return max([manifest.gone.get(path, 0), *used])
+    first = manifest.gone.get(path, 0)
+    row = (manifest.rows or {}).get(name_of(path))
+    if row is None or row.path != path:
+        return first
+    return max(first, row.next)

@@ -378,11 +378,11 @@ class ListedGroup(GroupHome):
         """
         path = name + suffix
         other = name + (OTHER if suffix == ARRAY else ARRAY)
-        place = self._free_place(change, path)
+        place = self._free_place(path)
         if self.store.in_process:
             (head,) = place.store.head([""], 1)
             if isinstance(head, Head):
-                place = replace(place, sparse=self._free_place(change, other))
+                place = replace(place, sparse=self._free_place(other))
         draft = new(place, overwrite=False)
         is_there = draft.destination.place is place.store
         # Snapshots of a group in an object store name revisions. A member's ledger has only snapshots of the member.
@@ -391,9 +391,9 @@ class ListedGroup(GroupHome):
         draft.delta.keeps = tuple(keep for keep in keeps if keep.entry.group != group)
         return (path if is_there else other), MemberChange(name, draft, earlier=earlier)
 
-    def _free_place(self, change: GroupChange, path: str) -> FreePlace:
+    def _free_place(self, path: str) -> FreePlace:
         """Return the place for a new member at a path that no row has, with the first number for its chunks."""
-        return FreePlace(self.store_of(path), first_free_number(self.manifest, change, path))
+        return FreePlace(self.store_of(path), first_free_number(self.manifest, path))
 
     def remember(self, path: str, committed: Revision) -> None:
         """Do nothing: the manifest says which state counts, so no state is read twice."""

@@ -167,18 +167,15 @@ def _copy_unlisted(changes: Changes, change: GroupChange, path: str, source: Rev
     This adds to `change.unlisted` the first number at the path that no chunk has.
     """
     new = copier_of(Handle(source, "r"), changes.storage_options, snapshots=False)
-    draft = new(_free_place(changes, change, path), overwrite=False)
+    view = changes.view
+    place = FreePlace(view.store_of(path), first_free_number(view.manifest, path))
+    draft = new(place, overwrite=False)
     state = _write_state(changes, change, draft, path, draft.state)
     # A later member at this path must not use these numbers for its chunks.
     unlisted = change.unlisted
     unlisted[path] = max(unlisted.get(path, 0), draft.staging.next)
     draft.staging.close()
     return state
-
-
-def _free_place(changes: Changes, change: GroupChange, path: str) -> FreePlace:
-    """Return a place at a path of the group, with the first number for chunks that no member there has used."""
-    return FreePlace(changes.view.store_of(path), first_free_number(changes.view.manifest, change, path))
 
 
 def _write_state(
