@@ -245,14 +245,17 @@ def _remove_old_name(path: str) -> None:
         os.unlink(path)
 
 
-def exchange(source: str, target: str) -> None:
-    """Exchange the names of two files or directories, in one step on Linux and macOS.
+def exchange(source: str, target: str, *, at_once: bool = False) -> bool:
+    """Exchange the names of two files or directories, in one step on Linux and macOS, and return True.
 
-    `source` gets the permissions of `target`.
+    `source` gets the permissions of `target`. With `at_once`, this returns False where the system cannot do it in one
+    step.
     """
     inherit(source, os.stat(target))
     if swap(source, target):
-        return
+        return True
+    if at_once:
+        return False
     # Keep the old file under another name until the new file has its name.
     aside = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
     os.rename(target, aside)
@@ -262,6 +265,7 @@ def exchange(source: str, target: str) -> None:
         os.rename(aside, target)
         raise
     os.rename(aside, source)
+    return True
 
 
 def swap(source: str, target: str) -> bool:

@@ -520,13 +520,10 @@ class LocalStore(Store):
 
     def exchange(self, other: Self, *, at_once: bool = False) -> bool:
         path = self._own_path("")
-        if at_once:
-            disk.inherit(other._own_path(""), os.stat(path))
-            done = disk.swap(other._own_path(""), path)
-        else:
+        # What takes one step was forced before, with the rest of its commit.
+        if not at_once:
             other.force()
-            disk.exchange(other._own_path(""), path)
-            done = True
+        done = disk.exchange(other._own_path(""), path, at_once=at_once)
         self.close()
         other.close()
         if done and durability() != "off":

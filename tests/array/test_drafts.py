@@ -311,7 +311,7 @@ def test_a_damaged_frame_of_the_other_layout_stays(tmp_path, layout):
 def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layout, monkeypatch):
     b2array.asarray(-VALUES, url=tmp_path / "a", layout=OTHER[layout], chunks=(2, 10))
 
-    def die(*_):
+    def die(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
