@@ -174,11 +174,12 @@ class InnerManifests:
 
     def read(self, group: Store, *, cached: bool) -> tuple[KnownManifest, Manifest]:
         """Return the manifest of an inner group that the handle shows; the first call reads it."""
-        known = KnownManifest(group)
         shown = self._shown.get(group.url)
         if shown is None:
+            new = KnownManifest(group)
+            manifest, _ = new.read(cached=cached)
             # Threads share the manifest that one of them has read first.
-            shown = self._shown.setdefault(group.url, (known, known.read(cached=cached)[0]))
+            shown = self._shown.setdefault(group.url, (new, manifest))
         known, manifest = shown
         written = known.written
         if written is not None and written[0].number > manifest.number:

@@ -39,7 +39,8 @@ def create(
         if not is_dask(variable) or not variable.size:
             target.create(name, data=variable.values, **options)
             continue
-        text_nbytes = measure_text(variable.data) if task.compute else 0
+        is_open = options.get("chunks") is None or options.get("blocks") is None
+        text_nbytes = measure_text(variable.data) if task.compute and is_open else 0
         options.setdefault("chunks", _choose_chunks(variable, options.get("access"), text_nbytes))
         if text_nbytes and options.get("blocks") is None:
             chosen = choose_layout(variable.shape, variable.dtype, ArrayOptions(options["chunks"]), text_nbytes)
