@@ -194,7 +194,7 @@ def _leave_two_clouds(items: list[pytest.Function]) -> None:
 
 
 def _leave_one_in_three(items: list[pytest.Item]) -> None:
-    """Mark most of xarray's own tests as slow: they are many, and about little else than those of `test_xarray_*`."""
+    """Mark most of xarray's own tests as slow: there are many, and `test_xarray_*` cover nearly the same behaviour."""
     theirs = [item for item in items if item.path.name == "test_xarray_suite.py"]
     for item in [item for n, item in enumerate(theirs) if n % 3]:
         item.add_marker(pytest.mark.slow)

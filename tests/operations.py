@@ -26,7 +26,7 @@ class Killed(BaseException):
 class Operations(threading.local):
     """The operations of stores in the order in which they come; one of them can be met by something.
 
-    Each thread has operations of its own.
+    Each thread counts the operations that it does itself.
     """
 
     def __init__(self) -> None:

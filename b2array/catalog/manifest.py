@@ -181,8 +181,8 @@ def check_path(path: str) -> None:
 def refuse_other_names(paths: Iterable[str]) -> None:
     """Raise UnsupportedError if python-blosc2 made one of these files of a group for a name that is reserved here.
 
-    Without this error, such members would be left out of lists and copies. Names that are not text, or have control
-    characters, are left out without an error: a stray file must not make the members unreachable.
+    Without this error, lists and copies would omit such members. Names that are not text, or have control characters,
+    are ignored: a stray file must not make the members unreachable.
     """
     for path in paths:
         member = path.removesuffix("/" + FRAME_NAME)

@@ -79,7 +79,7 @@ class Members(Mapping[str, str]):
     def children(self, group: str) -> Iterator[str]:
         """Yield the names of arrays and groups directly in a group, in the order of the full names.
 
-        The frame with the group's attributes is left out.
+        The result omits the frame with the group's attributes.
         """
         inner = self._inner.get(group, {})
         front = f"{group}/" if group else ""

@@ -425,7 +425,7 @@ class Medium(Protocol):
         """Begin an attempt: read the manifest, and read what `GroupChange.require_fit` needs.
 
         On a local disk, first take the pending steps of earlier commits, and lock the members; append the locks to
-        `locks`, which the caller releases. In an object store, first write a manifest with rows if there is none.
+        `locks`, which the caller releases. In an object store, first write a manifest with rows if the group lacks one.
         Overtaken: another writer has just written one.
         """
 

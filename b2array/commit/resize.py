@@ -175,7 +175,7 @@ def _find_cut_chunks(old: Layout, new: Layout) -> list[int]:
 def _find_mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """Yield the numbers, in the `new` layout, of the chunks in which old and new items meet.
 
-    Chunks that repeat the fill value `item` are left out. The draft has the new index already.
+    Skip chunks that repeat the fill value `item`. The draft has the new index already.
     """
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     common = [slice(0, n) for n in _smaller_of_each(old.grid_shape, new.grid_shape)]

@@ -187,8 +187,8 @@ def retired_after_commit(
 ) -> Retired:
     """Return the states in retired frames after a commit, given the states `before` it.
 
-    `removed` has the names of dropped and replaced snapshots, and `new` the frames that the commit adds. A frame
-    without needed states is left out.
+    `removed` has the names of dropped and replaced snapshots, and `new` the frames that the commit adds. The
+    result omits frames whose states nobody needs.
     """
     after = {}
     for token, states in before.items():

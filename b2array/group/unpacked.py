@@ -174,8 +174,8 @@ class Unpacked(LocalGroup):
     def _pack(self, path: Path) -> None:
         """Write the members into an archive, uncompressed, so that readers can read them in place.
 
-        Files for which `is_content` is false are left out: the manifest, locks and unfinished files. A sparse member
-        becomes one contiguous file.
+        This skips what `is_content` does not accept: the manifest, locks and unfinished files. A sparse member becomes
+        one contiguous file.
         """
         files = [each for each in self.store.walk() if is_content(each)]
         ending = f"/{FRAME_NAME}"
