@@ -21,6 +21,59 @@ S3_KEY = "loopback-access-key"
 S3_SECRET = "loopback-secret-key"
 
 
+class _Calm:
+    """Lets threads wait until no other thread of this process has work left but to wait."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.come: threading.Event | None = None
+
+    def wait(self) -> None:
+        """Wait until it is calm. The first thread that waits looks, for all."""
+        with self.lock:
+            is_first = self.come is None
+            come = self.come = self.come or threading.Event()
+        if not is_first:
+            come.wait()
+            return
+        latest = time.monotonic() + 20
+        while not self._is_here() and time.monotonic() < latest:
+            pass
+        with self.lock:
+            self.come = None
+        come.set()
+
+    def _is_here(self, pause: float = 0.01) -> bool:
+        before = time.process_time()
+        time.sleep(pause)
+        return time.process_time() - before < pause / 4 and not self._some_thread_is_ready()
+
+    def _some_thread_is_ready(self) -> bool:
+        """Return whether Linux says that another thread runs, or would if a processor was free."""
+        own = str(threading.get_native_id())
+        for thread in Path("/proc/self/task").glob("*/stat"):
+            # A thread may end meanwhile.
+            with suppress(OSError):
+                state = thread.read_text().rpartition(")")[2].split()[0]
+                if state in "RD" and thread.parent.name != own:
+                    return True
+        return False
+
+
+_CALM = _Calm()
+
+
+def answer_after(delay: float) -> None:
+    """Wait until an answer is due: this many seconds, and then until its client waits for it, and does nothing else.
+
+    So requests that do not wait for each other are all there before the first of them is answered, however busy the
+    machine is. Without a delay, the answer is due at once. The client is in this process.
+    """
+    if delay:
+        time.sleep(delay)
+        _CALM.wait()
+
+
 @dataclass
 class RangeServer:
     """An HTTP server of objects in memory that honours ranges and entity tags, and remembers what it was asked."""
@@ -37,7 +90,7 @@ class RangeServer:
     replies: list[bytes | str] = field(default_factory=list)
     """What the next requests get instead: bytes to send before the connection is closed, or "reset"."""
     delay: float = 0.0
-    """Seconds that every answer takes."""
+    """Seconds that every answer takes at least: see `answer_after`."""
     ranges: bool = True
     """Whether ranges are honoured."""
     ends: bool = True
@@ -90,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             served.most_under_way = max(served.most_under_way, served.under_way)
             depth = served.depth + 1
         try:
-            time.sleep(served.delay)
+            answer_after(served.delay)
             status, headers, content = self._content(urlsplit(self.path).path.lstrip("/"))
         finally:
             with self.lock:
