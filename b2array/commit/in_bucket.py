@@ -29,7 +29,7 @@ from b2array.catalog.manifest import Manifest, Row, index_name, is_embedded, nam
 from b2array.catalog.names_of_members import Members
 from b2array.catalog.owners import BucketMember, load_member
 from b2array.commit import unwritten
-from b2array.commit.draft import Draft, rise_above
+from b2array.commit.draft import Draft, detect_replacement, rise_above
 from b2array.commit.group_commit import (
     Attempt,
     Committed,
@@ -292,7 +292,8 @@ class Bucket:
             content = b"".join(bytes_of_plan(next_plan, source))
             published = publish_new(group, new_row, manifest.identity, state, content)
         name = index_name(new_row.generation) if new_row.sparse else ""
-        stored = create_unique(store_of_revision(group, new_row), name, bytes_of_plan(next_plan, source))
+        with detect_replacement(draft):
+            stored = create_unique(store_of_revision(group, new_row), name, bytes_of_plan(next_plan, source))
         return _Revised(draft, source, next_plan, new_row, manifest.identity, base, stored, published)
 
     def unstage(self, attempt: Attempt) -> None:

@@ -17,7 +17,7 @@ from b2array.codec.chunk_header import ChunkHeader, Special
 from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
 from b2array.commit.columns import refuse_columns
 from b2array.commit.copied_states import KeptState
-from b2array.commit.draft import Draft, make_removed_error, mark_lost
+from b2array.commit.draft import Draft, detect_replacement, make_removed_error, mark_lost
 from b2array.commit.outcomes import create_unique
 from b2array.commit.plan import Facts, Plan, files_without_size, plan
 from b2array.config import HEADER_LEN
@@ -128,9 +128,13 @@ def require_files(intended: Plan, draft: Draft) -> None:
 
 
 def make_objects(intended: Plan, draft: Draft) -> None:
-    """Create the objects of a plan, to which the new state refers. If the commit fails, `vacuum` removes them."""
+    """Create the objects of a plan, to which the new state refers. If the commit fails, `vacuum` removes them.
+
+    ConflictError: another writer has deleted the frame, or replaced its directory by a file.
+    """
     for name, content in intended.objects.items():
-        create_unique(draft.store, name, content)
+        with detect_replacement(draft):
+            create_unique(draft.store, name, content)
 
 
 def bytes_of_plan(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:

@@ -50,9 +50,9 @@ def url(operations: Operations, tmp_path: Path) -> Iterator[str]:
         fsspec.filesystem("memory").rm(place, recursive=True)
 
 
-def made(url: str, layout: Any, *, in_group: bool = True) -> b2array.Group:
-    """Make a group of two arrays, which note it, or do not."""
-    for name in ("x", "y"):
+def made(url: str, layout: Any, *, in_group: bool = True, names: str = "xy") -> b2array.Group:
+    """Make a group of arrays, which note it, or do not."""
+    for name in names:
         if in_group:
             open_group(url, "a").create(name, data=np.arange(8.0), chunks=(2,), layout=layout)
         else:
@@ -491,3 +491,41 @@ def test_a_conflict_elsewhere_does_not_refuse_the_adoption_of_what_was_read(url:
         moments += 1
         assert open_group(place)["y"][0] == 7
     assert moments > 3
+
+
+def snapshot(group: b2array.Group) -> None:
+    group.snapshot("s")
+
+
+def fill(group: b2array.Group) -> None:
+    group["x"][0] = 7
+
+
+def fill_by_url(group: b2array.Group) -> None:
+    b2array.open(f"{group.url}/x.b2nd", "r+")[0] = 7
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+@pytest.mark.parametrize("change", [snapshot, fill, fill_by_url])
+def test_an_object_in_place_of_a_sparse_array_is_a_conflict_and_no_error_of_the_store(
+    url: str, change: Callable[[b2array.Group], None], operations: Operations, *, in_group: bool
+) -> None:
+    moments = 0
+    while True:
+        place = url.replace(".b2d", f"-{moments}.b2d")
+        group = made(place, "sparse", in_group=in_group, names="x")  # so one thread does everything
+
+        def replace_by_url() -> None:
+            b2array.asarray([2.0], url=f"{place}/x.b2nd", layout="contiguous", overwrite=True)  # noqa: B023
+
+        possible = [[2.0], [7.0]]
+        try:
+            met = operations.meets(moments, partial(change, group), replace_by_url)
+        except ConflictError:
+            met, possible = True, [[2.0]]
+        if not met:
+            break
+        moments += 1
+        assert by_url(place, "x") in possible
+        assert open_group(place)["x"][...].tolist() in possible
+    assert moments > 1
