@@ -327,6 +327,7 @@ class Writer(Worker):
         refused = ConflictError if verb in self.together else REFUSED
         op = verb.__name__ + " inside" * bool(self.within)
         self.begin(op)
+        self.met = ""
         try:
             if verb in self.alone:
                 verb()
@@ -344,6 +345,14 @@ class Writer(Worker):
                 raise
         else:
             self.journal.note(event="end", outcome="ok")
+            if self.met in ANSWERS:
+                self.require_order()
+
+    def require_order(self) -> None:
+        """Check that the group has all files which it names: what was reported as committed is there."""
+        report = b2array.verify(self.url(self.within), storage_options=self.settings.options)
+        if not report.ok:
+            raise AssertionError(f"expected a group in order after a commit, found {report}")
 
     def begin(self, op: str) -> None:
         """Begin an operation, with a value that no other one writes."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from b2array.catalog.manifest import ATTRS, EMBEDDED, is_attrs, is_embedded
+from b2array.catalog.manifest import ATTRS, EMBEDDED, is_attrs, is_embedded, name_of
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import B2ND, Format, Storage
 from b2array.exchange.groups import B2Z, members_of
@@ -76,7 +76,7 @@ def change_each(
                 return outside(home)
             return change(home.address(path))
 
-        return collect(home.url, home.url, paths, result, error)
+        return collect(home.url, home.url, paths, result, error, group=home)
 
     return each_frame(url, storage_options, change, each, refuse)
 
@@ -119,18 +119,49 @@ def collect(
     paths: Mapping[str, str],
     result: Callable[[str], Result | None],
     error: Exception | None = None,
+    *,
+    group: GroupHome | None = None,
 ) -> Results:
-    """Return the results for members by name. A member that fails does not stop the others."""
+    """Return the results for members by name. A member that fails does not stop the others.
+
+    With a `group`, a member that another writer has deleted meanwhile has no result. If another writer has replaced it,
+    perhaps so that there was no frame at its path for a moment, it is looked at again where the group has it now.
+    """
     results: dict[str, Result] = {}
     if error is not None:
         results["."] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
         name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if is_attrs(member) else member
-        try:
-            one = result(path)
-            if one is not None:
-                results[name] = one
-        except Exception as failed:  # noqa: BLE001 - other libraries raise errors of many kinds
-            text = str(failed) or type(failed).__name__
-            results[name] = Failure(f"{home}/{path}", text, isinstance(failed, FormatError))
+        one = _result_of(home, path, result)
+        if one is not None and not one.ok and error is None and group is not None:
+            now = _path_now(group, path)
+            if now is None:
+                continue
+            is_absent = isinstance(one, Failure) and not one.damaged
+            if now != path or is_absent:
+                one = _result_of(home, now, result)
+        if one is not None:
+            results[name] = one
     return Results(url, results)
+
+
+def _result_of(home: str, path: str, result: Callable[[str], Result | None]) -> Result | None:
+    """Return the result for one member, or its failure."""
+    try:
+        return result(path)
+    except Exception as failed:  # noqa: BLE001 - other libraries raise errors of many kinds
+        text = str(failed) or type(failed).__name__
+        return Failure(f"{home}/{path}", text, isinstance(failed, FormatError))
+
+
+def _path_now(group: GroupHome, path: str) -> str | None:
+    """Read the group again, and return the path of the member that was at a path; None if it was deleted.
+
+    A path that was not a member's stays the same.
+    """
+    before = group.members()
+    name = name_of(path)
+    if before.get(name) != path:
+        return path
+    group.refresh()
+    return group.members().get(name)

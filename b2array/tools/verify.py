@@ -350,7 +350,8 @@ def _of_group(
         return frame(paths[""])
     if error is None and not part and not isinstance(home, Archive):
         paths = {".": "", **paths}
-    return collect(home.url, home.url, paths, each, error)
+    group = None if isinstance(home, Archive) else home
+    return collect(home.url, home.url, paths, each, error, group=group)
 
 
 def _of_snapshots(home: GroupHome, *, deep: bool, progress: bool) -> Report | None:
@@ -449,7 +450,10 @@ def _itself(state: Revision) -> Revision:
 
 def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) -> Report | Results:
     if isinstance(source, Group):
-        home = source._home
+        home, group = source._home, None
+        if isinstance(home, GroupHome):
+            # The handle goes on to show what it shows.
+            home = group = home.copy()
 
         def member(path: str) -> Report:
             def open_member() -> Revision:
@@ -457,7 +461,7 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
 
             return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
 
-        return collect(source.url, home.url, source._below(), member)
+        return collect(source.url, home.url, source._below(), member, group=group)
     revision = source._handle.revision
     return verify_frame(revision.url, lambda: _load_stored(revision), deep=deep, progress=progress)
 

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 import zarr
 from damage import flip, place
+from operations import READS, Operations, compare
 
 import b2array
 from b2array.array.dask import from_dask
 from b2array.array.drafts import ArrayOptions
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.store.open import open_store
 from b2array.tools.results import Results
 
 Run = Callable[..., tuple[int, str, str]]
@@ -398,3 +400,48 @@ def test_damaged_metadata_of_zarr_are_an_error_about_the_format(tmp_path: Path, 
     (tmp_path / "g.zarr" / "inner" / "y" / "zarr.json").write_text(text)
     with pytest.raises(FormatError, match=r"g\.zarr#inner/y: "):
         b2array.convert(f"{tmp_path}/g.zarr#inner/y", tmp_path / "y.b2nd")
+
+
+def delete(url: str) -> None:
+    del b2array.open_group(url, "r+")["x"]
+
+
+def replace_by_other_layout(url: str) -> None:
+    b2array.open_group(url, "r+").create("x", data=np.ones(8), chunks=(2,), layout="contiguous", overwrite=True)
+
+
+def verify_handle(url: str) -> Results:
+    return b2array.verify(b2array.open_group(url), deep=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*one file in this store is rewritten")
+@pytest.mark.parametrize("act", [delete, replace_by_other_layout])
+@pytest.mark.parametrize("check", [b2array.verify, verify_handle, b2array.repack])
+@pytest.mark.parametrize("kind", ["disk", "server"])
+def test_a_member_that_is_gone_by_its_turn_is_no_failure(
+    kind: str,
+    check: Callable[[str], Results],
+    act: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A check each night must not report members that other writers delete or replace meanwhile."""
+    operations, start = Operations(), str(tmp_path) if kind == "disk" else f"memory://{tmp_path.name}"
+    store = type(open_store(start))
+    if kind == "server":
+        compare(store, monkeypatch)
+    operations.listen(store, monkeypatch, READS)
+    for moment in range(100):
+        url = f"{start}/{moment}.b2d"
+        with b2array.open_group(url, "w").transaction() as changes:
+            for name in ("a", "x", "y"):
+                changes.create(name, data=np.arange(8.0), chunks=(2,), layout="sparse")
+        results: list[Results] = []
+        is_met = operations.meets(moment, lambda: results.append(check(url)), lambda: act(url))  # noqa: B023
+        assert results[0].ok, (moment, results[0])
+        assert {"a", "y"} <= {*results[0]} <= {".", "a", "x", "y"}
+        if not is_met:
+            break
+    else:
+        pytest.fail("the check took more reads than were looked at")
+    assert moment > 5
