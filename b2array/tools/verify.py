@@ -333,13 +333,21 @@ def _of_group(
     home, paths, error, part = members
 
     def frame(path: str) -> Report:
-        if not isinstance(home, Archive) and not is_embedded(path):
-            return whole(home.address(path))
-
         def open_member() -> Revision:
             return home.open(path, "r").revision
 
-        return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
+        def verify_member() -> Report:
+            return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
+
+        if isinstance(home, Archive) or is_embedded(path):
+            return verify_member()
+        store = home.store_of(path)
+        with suppress(FileNotFoundError):
+            return verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
+        # A writer that was killed after its commit may not have published the member, but the group has it.
+        with suppress(FileNotFoundError):
+            return verify_member()
+        return whole(home.address(path))
 
     def each(path: str) -> Report | None:
         if path or isinstance(home, Archive):

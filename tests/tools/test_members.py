@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zarr
 from damage import flip, place
-from operations import READS, Operations, compare
+from operations import READS, Killed, Operations, compare
 
 import b2array
 from b2array.array.dask import from_dask
@@ -445,3 +445,31 @@ def test_a_member_that_is_gone_by_its_turn_is_no_failure(
     else:
         pytest.fail("the check took more reads than were looked at")
     assert moment > 5
+
+
+@pytest.mark.filterwarnings("ignore:.*one file in this store is rewritten")
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_verify_finds_members_that_a_killed_writer_has_committed_and_not_published(
+    layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations, url = Operations(), f"memory://{tmp_path.name}.b2d"
+    store = type(open_store(url))
+    compare(store, monkeypatch)
+    operations.listen(store, monkeypatch)
+    group = b2array.open_group(url, "w")
+    group.create("x", data=np.ones(8), chunks=(2,), layout={"contiguous": "sparse", "sparse": "contiguous"}[layout])
+
+    def replace_all() -> None:
+        group.create("x", data=np.arange(8.0), chunks=(2,), layout=layout, overwrite=True)
+
+    def kill(_: int, name: str, call: Callable[[], object]) -> object:
+        if "replace" in operations.names[:-1]:  # the manifest was replaced
+            raise Killed
+        return call()
+
+    with pytest.raises(Killed):
+        operations.watch(replace_all, kill)
+    report = b2array.verify(url, deep=True)
+    assert report.ok, report
+    assert report["x"].checked == 4
+    assert b2array.open_group(url)["x"][...].tolist() == [*range(8)]
