@@ -280,8 +280,9 @@ def _create(
             dims["dimension_names"] = source.dims
         if source.dtype.kind == "f" and isinstance(missing, int | float):
             attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(missing)).decode()
-    elif source.dims is not None and None not in source.dims:
-        attrs[_DIMS] = list(source.dims)
+    elif not source.shape or (source.dims is not None and None not in source.dims):
+        # xarray needs the attribute even for a scalar, which has no dimensions to name.
+        attrs[_DIMS] = list(source.dims or ())
         fitting = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
         # In version 2, xarray treats items equal to the fill value as missing.
         fill = missing if isinstance(missing, fitting) else None

@@ -575,6 +575,15 @@ def test_missing_values_of_xarray_stay_missing_and_others_do_not_become_so(versi
     assert found.x.values.tolist() == [7, 7, 7]
 
 
+def test_xarray_opens_scalars_that_were_copied_to_version_2_of_zarr(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    ds = xr.Dataset({"n": 0, "t": 0.5, "m": np.nan}, {"level": 7})
+    ds.to_zarr(tmp_path / "x.zarr", zarr_format=3, consolidated=False)
+    b2array.convert(tmp_path / "x.zarr", tmp_path / "x.b2d")
+    b2array.convert(tmp_path / "x.b2d", tmp_path / "y.zarr", zarr_format=2)
+    xr.testing.assert_identical(xr.open_zarr(tmp_path / "y.zarr").load(), ds)
+
+
 def test_missing_values_of_netcdf_stay_missing(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     with h5py.File(tmp_path / "x.nc", "w") as file:
