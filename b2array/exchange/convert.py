@@ -115,7 +115,7 @@ def convert(
         Files, directories or URLs. Their endings determine the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and
         ``.b2z`` for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.blp``, and for HDF5 ``.h5``, ``.hdf5``,
         ``.hdf``, ``.he5``, ``.nc`` and ``.nc4``. A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source
-        without such an ending is determined from its contents. Name a member by a path, as in
+        without such an ending is determined from its contents; it may also be a zip archive of Zarr. Name a member by a path, as in
         ``results.h5/run/pressure``, or after ``#``. The default name of a new member is ``data``.
     src_format, dst_format : str, optional
         The formats, if the endings are missing or misleading: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5",

@@ -16,10 +16,12 @@ from b2array.exchange.formats import B2ND, BLP, NPY, Format, Hierarchy, Storage,
 from b2array.exchange.groups import B2D, B2E, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.netcdf3 import MAGICS, NETCDF3
-from b2array.exchange.zarr import ZARR
+from b2array.exchange.zarr import ZARR, ZARR_ZIP
+from b2array.format import foreign
 from b2array.frame.source import FRAME_NAME
 from b2array.group import addressing, whole
 from b2array.group.addressing import split_member
+from b2array.group.archive import names_in
 from b2array.group.group import Group
 from b2array.group.listed_group import group_at
 from b2array.store.base import Head, Store
@@ -189,7 +191,8 @@ def _sniff(store: Store) -> Format:
     start = bytes(head.data)
     for each in FORMATS.values():
         if start.startswith(each.magics):
-            return each
+            is_of_zarr = each is B2Z and not names_in(store).isdisjoint(foreign.ZARR)
+            return ZARR_ZIP if is_of_zarr else each
     # Read anything else as a frame: the error then describes the file.
     return B2ND
 

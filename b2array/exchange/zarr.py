@@ -38,10 +38,10 @@ from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.disk import exchange
-from b2array.store.open import FILE_SYSTEM, open_store
+from b2array.store.open import FILE_SYSTEM, cut, join_url, open_store
 from b2array.store.secrets import redact_url
 
-__all__ = ["ZARR"]
+__all__ = ["ZARR", "ZARR_ZIP"]
 
 _DIMS, _MISSING = "_ARRAY_DIMENSIONS", "_FillValue"
 _DOUBLE = struct.Struct("<d")
@@ -101,6 +101,13 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     yield Hierarchy(tuple(arrays), open_source, groups, error, check=check)
 
 
+@contextmanager
+def _tree_of_zip(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
+    """Open what zarr's ZipStore wrote: it adds each new state of a file, and the last one counts."""
+    with formats.local_copy(url, storage_options) as path, _tree(f"zip://::{path}", None) as tree:
+        yield tree
+
+
 def _compare_consolidated(url: str, storage_options: Storage, members: Mapping[str, Any]) -> FormatError | None:
     """Return an error that names the members whose own metadata are missing, damaged or unlike the consolidated ones.
 
@@ -109,7 +116,7 @@ def _compare_consolidated(url: str, storage_options: Storage, members: Mapping[s
     lost, old = [], []
     for name, node in members.items():
         try:
-            own = _open_node(f"{_parts(url)}/{name}", storage_options)
+            own = _open_node(join_url(_parts(url), name), storage_options)
         except FormatError:
             own = None
         if own is None:
@@ -148,7 +155,7 @@ def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) 
 def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:
     """Raise UnsupportedError if groups appear to be empty only because their server lists no files."""
     for name in empty:
-        where = f"{url}/{name}".rstrip("/")
+        where = join_url(url, name).rstrip("/")
         store = open_store(where, storage_options=storage_options)
         files: Collection[str] = ()
         # The error below is more informative than an error of the listing.
@@ -175,7 +182,7 @@ def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
         node = None
         # Zarr and its codecs raise errors of many kinds; the caller reports a damaged member by its name.
         with suppress(Exception):
-            node = _open_node(f"{_parts(url)}/{name}", storage_options)
+            node = _open_node(join_url(_parts(url), name), storage_options)
         nodes[name] = node
     return nodes
 
@@ -188,10 +195,15 @@ def _open_node(url: str, storage_options: Storage) -> Any:
     store = open_store(address, storage_options=storage_options if "://" in address else None)
     if "://" not in address:
         address, storage_options = store.url, None
-    place, options = _place(address, storage_options)
+    front, member, back = cut(address)
+    if front == "zip://" and storage_options is None and "://" not in back:
+        # Through fsspec, zarr 3.1 finds no nested members of an archive.
+        place, options = zarr.storage.ZipStore(back.removeprefix("::"), mode="r"), None
+    else:
+        (place, options), member = _place(address, storage_options), ""
     with _reading(redact_url(url)):
         try:
-            return zarr.open(place, mode="r", storage_options=options)
+            return zarr.open(place, path=member, mode="r", storage_options=options)
         except zarr.errors.NodeNotFoundError:
             return None
 
@@ -583,3 +595,5 @@ def _is_there(url: str, store: Store, settings: Options, kind: str) -> bool:
 
 
 ZARR = Format("zarr", (".zarr",), _tree, _check, _write, building=_building, keeps=formats.WITH_TEXT)
+ZARR_ZIP = ZARR._replace(tree=_tree_of_zip, building=None)
+"""A hierarchy or an array in a zip archive; only a source."""

@@ -23,6 +23,7 @@ from b2array.catalog.manifest import EMBEDDED, MANIFEST, check_path, is_embedded
 from b2array.catalog.names_of_members import Members
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_errors
+from b2array.format import foreign
 from b2array.group import embedded
 from b2array.store.base import ContentName, Stamp, Store, in_one_state, stale_reader
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, UNFINISHED
@@ -31,7 +32,7 @@ from b2array.store.open_file import BinaryFile
 from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 
-__all__ = ["NOTE", "Archive", "is_content", "make_archive_error"]
+__all__ = ["NOTE", "Archive", "is_content", "make_archive_error", "names_in"]
 
 NOTE = ".b2work"
 """The file in which a writer notes the version of the archive, next to the members in its directory."""
@@ -264,24 +265,37 @@ def _read_range(store: Store, span: Span, stamp: Stamp) -> memoryview:
     return view
 
 
+def names_in(store: Store) -> frozenset[str]:
+    """Return the names of the files in a zip archive of any software; FormatError for other bytes."""
+    infos = prefix_errors(store.url, lambda: _read_directory(store, store.stamp("")))
+    return frozenset(map(_path_of, infos))
+
+
+def _read_directory(store: Store, stamp: Stamp) -> list[zipfile.ZipInfo]:
+    """Read the directory of an archive; FormatError for other bytes, and LimitError for a directory too large."""
+    try:
+        with zipfile.ZipFile(_ArchiveFile(store, stamp)) as archive:
+            return archive.infolist()
+    except (FormatError, LimitError):
+        raise
+    except _UNREADABLE as error:
+        raise FormatError(f"expected a zip archive, found other bytes ({error})") from None
+
+
 def _read_entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
     """Read the directory of an archive, and return its files by path, without directories.
 
     Raises FormatError for a file that is no archive, or for a wrong name, size or offset, and LimitError for a
     directory that is too large.
     """
-    try:
-        with zipfile.ZipFile(_ArchiveFile(store, stamp)) as archive:
-            infos = archive.infolist()
-    except (FormatError, LimitError):
-        raise
-    except _UNREADABLE as error:
-        raise FormatError(f"expected a zip archive, found other bytes ({error})") from None
+    infos = _read_directory(store, stamp)
+    names = [_path_of(info) for info in infos]
+    if not set(names).isdisjoint(foreign.ZARR) and not members_among(names):
+        raise FormatError("expected an archive of Blosc2 frames, found one of Zarr; b2array.convert copies it")
     entries: dict[str, _Entry] = {}
-    for info in infos:
+    for info, name in zip(infos, names, strict=True):
         if info.filename.endswith("/"):
             continue
-        name = _path_of(info)
         check_path(name)
         if name in entries:
             raise FormatError(f"expected every file once in the archive, found {name!r} again")

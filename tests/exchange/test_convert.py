@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -582,6 +583,40 @@ def test_xarray_opens_scalars_that_were_copied_to_version_2_of_zarr(tmp_path: Pa
     b2array.convert(tmp_path / "x.zarr", tmp_path / "x.b2d")
     b2array.convert(tmp_path / "x.b2d", tmp_path / "y.zarr", zarr_format=2)
     xr.testing.assert_identical(xr.open_zarr(tmp_path / "y.zarr").load(), ds)
+
+
+# The archive keeps a file of each state.
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("version", [2, 3])
+def test_zip_archives_of_zarr_are_copied_with_the_last_state_of_each_file(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        group = zarr.create_group(store, zarr_format=version)
+        z = group.create_array("air/t", shape=(50, 40), chunks=(20, 15), dtype="i4", fill_value=-1)
+        z[5:, 3:] = 1
+        z[10:30] = np.arange(800).reshape(20, 40)
+        z.attrs["units"] = "K"
+        group.attrs["title"] = "tide"
+        x = z[...]
+    place = f"memory://{tmp_path.name}/x"
+    with fsspec.open(place, "wb") as file:
+        file.write(path.read_bytes())
+    for number, source in enumerate((path, place)):
+        b2array.convert(source, tmp_path / f"{number}.b2d", verify=True)
+        copy = b2array.open_group(tmp_path / f"{number}.b2d")
+        np.testing.assert_array_equal(copy["air/t"][...], x)
+        assert (copy.attrs, copy["air/t"].attrs, copy["air/t"].fill_value) == ({"title": "tide"}, {"units": "K"}, -1)
+    for call in (b2array.open, b2array.load, lambda url: len(b2array.open_group(url))):
+        with pytest.raises(FormatError, match=r"found one of Zarr; b2array\.convert copies it"):
+            call(path)
+
+
+def test_an_array_in_a_zip_archive_of_zarr_is_copied(tmp_path: Path) -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
+        zarr.create_array(store, data=x)
+    b2array.convert(tmp_path / "x.zip", tmp_path / "x.b2nd", verify=True)
+    np.testing.assert_array_equal(b2array.load(tmp_path / "x.b2nd"), x)
 
 
 def test_missing_values_of_netcdf_stay_missing(tmp_path: Path) -> None:
