@@ -29,6 +29,8 @@ _STORAGE = "write storage_options={{{name!r}: ...}}"
 _GROWS = "every array can grow, see resize and append"
 _MODE = "overwrite=True replaces an array that is there; b2array.open takes modes"
 
+_MERGED = "leave it out, because writes to parts of a chunk are merged"
+_CONSOLIDATED = "leave it out; group.consolidate() prepares a group for a web server, and other stores need nothing"
 _NEEDLESS = ("", "leave it out, because commits are atomic, and chunks of the fill value take no space")
 _FILES = "layout='sparse' stores a directory with a file for each chunk"
 
@@ -72,7 +74,12 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "refcheck": ("shape", "leave it out, because views and other handles see the new shape"),
     **dict.fromkeys(("zarr_format", "zarr_version"), ("", "arrays are stored in the format of Blosc2")),
     **dict.fromkeys(("cache_attrs", "cache_metadata", "chunk_store", "synchronizer", "write_empty_chunks"), _NEEDLESS),
-    **dict.fromkeys(("consolidated", "use_consolidated"), ("", "the manifest of a group is always consolidated")),
+    **dict.fromkeys(("consolidated", "use_consolidated"), ("", _CONSOLIDATED)),
+    **dict.fromkeys(
+        ("align_chunks", "safe_chunks"), ("", "leave it out, because writes to parts of a chunk are merged")
+    ),
+    "meta_array": ("", "leave it out, because every result is an array of NumPy"),
+    "overwrite": ("", "mode='w' of open and open_group replaces what is there; del group[name] removes a member"),
     **dict.fromkeys(
         ("chunk_key_encoding", "dimension_separator"),
         ("", "layout='sparse' stores a directory with a file for each chunk"),

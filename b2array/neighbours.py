@@ -32,7 +32,7 @@ _CREATE = "b2array.create(url, shape, dtype) makes an array, b2array.asarray(val
 _CPARAMS = "a.cparams has codec, level and filters"
 _SETS = "a.attrs.update(...) sets attributes in one commit"
 _COMMITTED = "each assignment is committed when it returns; a.transaction() collects several"
-_NO_METADATA = "the metadata is in the frame of each array, there is nothing to consolidate for b2array.open_group(url)"
+_NO_METADATA = "only a group on a web server needs it: group.consolidate() prepares the group for one"
 _PARTS = "a.chunks is what is stored at once, a.blocks is how much of it can be read alone"
 _AT_ONCE = "there is no asynchronous interface, b2array.read_many reads several selections at once"
 _NO_SYNCHRONIZER = "commits are atomic, so writers need no synchronizer"
@@ -43,12 +43,12 @@ MODULE = _table(
     ("create_array from_array require_array open_like require_dataset", _CREATE),
     (
         "create_group group require_group File",
-        "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one",
+        "b2array.open_group(url, 'a') opens a group, or makes a missing one; mode 'w' replaces a group",
     ),
     ("save_array", "b2array.save(url, values) stores an array"),
     (
         "save_group savez savez_compressed",
-        "store arrays as members of a group: b2array.open_group(url, 'w')[name] = values",
+        "store arrays as members of a group: b2array.open_group(url, 'a')[name] = values",
     ),
     ("open_consolidated consolidate_metadata", _NO_METADATA),
     ("tree", "b2array.open_group(url).tree() draws a group"),
@@ -56,7 +56,7 @@ MODULE = _table(
     ("load_array load_tensor", "b2array.load(url) reads an array"),
     ("fromfile", "np.memmap(path, dtype, mode='r') maps a file, and b2array.asarray stores it"),
     ("set_nthreads", "b2array.config.threads is the number of threads"),
-    ("create_hierarchy", "b2array.open_group(url, 'w').create(name, shape) makes the groups around a member as well"),
+    ("create_hierarchy", "b2array.open_group(url, 'a').create(name, shape) makes the groups around a member as well"),
     ("AsyncArray AsyncGroup", _AT_ONCE),
     ("ThreadSynchronizer ProcessSynchronizer", _NO_SYNCHRONIZER),
     ("storage", "a path or a URL names the place, storage_options= and fs= say how to reach it"),

@@ -415,7 +415,9 @@ def test_text_of_zarr_leads_to_text_of_any_length(dtype: Any) -> None:
         (lambda url: b2array.zeros(3, zarr_format=3), "the format of Blosc2"),
         (lambda url: b2array.open(url, "r+", synchronizer=1), "commits are atomic"),
         (lambda url: b2array.zeros(3, url=url, dimension_separator="/"), "layout='sparse'"),
-        (lambda url: b2array.open_group(url, use_consolidated=True), "always consolidated"),
+        (lambda url: b2array.open_group(url, use_consolidated=True), r"leave it out; group\.consolidate\(\) prepares"),
+        (lambda url: b2array.open_group(url, "w", overwrite=True), "mode='w' of open and open_group replaces"),
+        (lambda url: b2array.open(url, "r+", meta_array=None), "every result is an array of NumPy"),
         (
             lambda url: b2array.open(fsspec.get_mapper("memory://m")),
             r"found FSMap: give its parts instead, .* fs=mapper\.fs",
@@ -427,6 +429,22 @@ def test_text_of_zarr_leads_to_text_of_any_length(dtype: Any) -> None:
 def test_arguments_of_zarr_get_a_hint(tmp_path: Path, call: Callable[[str], object], hint: str) -> None:
     with pytest.raises(TypeError, match=hint):
         call(str(tmp_path / "x.b2d"))
+
+
+@pytest.mark.parametrize("name", ["x.b2nd", "g.b2d/x"])
+def test_a_mode_is_the_way_to_replace_an_array_for_functions_with_modes(tmp_path: Path, name: str) -> None:
+    b2array.open_group(tmp_path / "g.b2d", "w")
+    for verb in (b2array.open, b2array.open_array):
+        verb(tmp_path / name, "w", shape=3)
+        with pytest.raises(FileExistsError, match=r"; mode='w' replaces it$"):
+            verb(tmp_path / name, "w-", shape=4)
+        assert verb(tmp_path / name).shape == (3,)
+    with pytest.raises(FileExistsError, match=r"; overwrite=True replaces it$"):
+        b2array.create(tmp_path / name, 4)
+
+
+def test_no_advice_for_users_of_zarr_replaces_what_is_there() -> None:
+    assert not [hint for hint in neighbours.MODULE.values() if "(url, 'w')" in hint]
 
 
 def test_a_new_group_takes_attributes(tmp_path: Path) -> None:

@@ -916,6 +916,22 @@ def test_open_arrays_and_groups_become_those_of_xarray(tmp_path):
     assert b2array.zeros((2, 3)).to_xarray().shape == (2, 3)
 
 
+@pytest.mark.parametrize("call", [xr.open_dataset, xr.open_datatree, xr.open_groups])
+def test_keywords_of_the_engine_of_zarr_get_a_hint(call):
+    xr.Dataset({"x": ("n", [1, 2])}).b2array.to_b2array("memory://engine-keywords.b2d", mode="w")
+    with pytest.raises(TypeError, match="engine b2array has no keyword argument 'consolidated': leave it out; group"):
+        call("memory://engine-keywords.b2d", engine="b2array", consolidated=False)
+    with pytest.raises(TypeError, match=r"no keyword argument 'decode_time'\. Did you mean 'decode_times'\?"):
+        call("memory://engine-keywords.b2d", engine="b2array", backend_kwargs={"decode_time": False})
+
+
+@pytest.mark.parametrize("keyword", ["safe_chunks", "align_chunks"])
+def test_keywords_of_to_zarr_get_a_hint(keyword):
+    ds = xr.Dataset({"x": ("n", [1, 2])})
+    with pytest.raises(TypeError, match=f"'{keyword}': leave it out, because writes to parts of a chunk are merged"):
+        ds.b2array.to_b2array("memory://writing-keywords.b2d", **{keyword: False})
+
+
 def test_the_accessor_names_its_keywords():
     accessor = xr.Dataset().b2array
     given = inspect.signature(accessor.to_b2array).parameters

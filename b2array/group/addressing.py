@@ -343,27 +343,44 @@ def _make(
     """
     overwrite = mode == "w"
     if shape is not None:
-        place = group_of(url, storage_options)
-        if place is None or not place.name:
-            return creation.create(
-                url,
-                shape,
-                dtype,
-                overwrite=overwrite,
-                storage_options=storage_options,
-                **options,
-            )
-        wanted = ArrayOptions(**options, overwrite=overwrite, storage_options=storage_options)
-
-        def new(at: AnyPlace, final: ArrayOptions) -> Draft:
-            """Return a draft of the member, filled with its fill value."""
-            return drafts.draft_filled(at, shape, dtype, final)
-
-        return NDArray(make_member(place, wanted, ARRAY, new))
+        try:
+            return _make_array(url, shape, dtype, storage_options, options, overwrite=overwrite)
+        except FileExistsError as error:
+            # `open` has modes, and no argument `overwrite`.
+            raise FileExistsError(str(error).replace("overwrite=True", "mode='w'")) from None
     if os.fsdecode(url).endswith(SUFFIXES):
         where = open_store(url, storage_options=storage_options).url
         raise ValueError(f"{where}: to make a new array, mode {mode!r} needs its shape=")
     return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
+
+
+def _make_array(
+    url: Url,
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    storage_options: Storage,
+    options: MemberKeywords,
+    *,
+    overwrite: bool,
+) -> NDArray:
+    """Make an array, in a group as a member of the group."""
+    place = group_of(url, storage_options)
+    if place is None or not place.name:
+        return creation.create(
+            url,
+            shape,
+            dtype,
+            overwrite=overwrite,
+            storage_options=storage_options,
+            **options,
+        )
+    wanted = ArrayOptions(**options, overwrite=overwrite, storage_options=storage_options)
+
+    def new(at: AnyPlace, final: ArrayOptions) -> Draft:
+        """Return a draft of the member, filled with its fill value."""
+        return drafts.draft_filled(at, shape, dtype, final)
+
+    return NDArray(make_member(place, wanted, ARRAY, new))
 
 
 def _as_table(member: Any) -> Any:

@@ -66,7 +66,7 @@ _OPENED_AT_ONCE = 16
 H = TypeVar("H")
 T = TypeVar("T")
 
-refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
+refuse_calls("b2array.group", neighbours.MODULE["group"])
 
 
 @spell_out()

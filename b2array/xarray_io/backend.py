@@ -22,6 +22,7 @@ from b2array.codec.interop import readable
 from b2array.errors import FormatError, UnsupportedError
 from b2array.group import addressing, group
 from b2array.group.group import Group
+from b2array.keywords import suggest
 from b2array.store.base import in_one_state
 from b2array.xarray_io import loading
 
@@ -197,6 +198,7 @@ class Backend(BackendEntrypoint):
         **decoding: Any,
     ) -> xr.Dataset:
         """Open an array or the arrays of a group, perhaps `at` a snapshot; see `xarray.open_dataset`."""
+        _refuse_others(decoding)
 
         def dataset() -> xr.Dataset:
             node = _open(filename_or_obj, group, at, storage_options, fs)
@@ -215,6 +217,7 @@ class Backend(BackendEntrypoint):
         **decoding: Any,
     ) -> dict[str, xr.Dataset]:
         """Open a group with everything in it, perhaps `at` a snapshot; see `xarray.open_groups`."""
+        _refuse_others(decoding)
 
         def tree() -> dict[str, xr.Dataset]:
             root = _open(filename_or_obj, group, at, storage_options, fs)
@@ -225,6 +228,14 @@ class Backend(BackendEntrypoint):
     def open_datatree(self, filename_or_obj: Opened, **options: Any) -> xr.DataTree:  # type: ignore[override]
         """Open a group with everything in it; see `xarray.open_datatree`."""
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
+
+
+def _refuse_others(decoding: Mapping[str, Any]) -> None:
+    """Raise TypeError for a keyword that neither xarray nor this engine knows; the error says what to do."""
+    known = Backend.open_dataset_parameters
+    name = next((each for each in decoding if each not in known), None)
+    if name is not None:
+        raise TypeError(f"the engine b2array has no keyword argument {name!r}{suggest(name, known)}")
 
 
 def _holds_array(url: str) -> bool:
