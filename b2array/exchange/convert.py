@@ -102,7 +102,8 @@ def convert(
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     The copy includes attributes, dimension names and the fill value, and has the same chunks if both formats have
-    chunks. Blosc2 arrays keep their snapshots if the destination has Blosc2 frames. A whole group of them keeps its
+    chunks. Smaller chunks than 64 KiB, and larger ones than 256 MiB, are replaced by automatic ones; `chunks` keeps
+    them. Blosc2 arrays keep their snapshots if the destination has Blosc2 frames. A whole group of them keeps its
     snapshots if the destination is a directory or prefix; there they replace snapshots with the same names. Groups,
     including empty ones, are copied between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
     A group with a single array is still copied as a group; to copy only the array, name it as a member, as in
@@ -115,8 +116,8 @@ def convert(
         Files, directories or URLs. Their endings determine the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and
         ``.b2z`` for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.blp``, and for HDF5 ``.h5``, ``.hdf5``,
         ``.hdf``, ``.he5``, ``.nc`` and ``.nc4``. A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source
-        without such an ending is determined from its contents; it may also be a zip archive of Zarr. Name a member by a path, as in
-        ``results.h5/run/pressure``, or after ``#``. The default name of a new member is ``data``.
+        without such an ending is determined from its contents; it may also be a zip archive of Zarr. Name a member by a
+        path, as in ``results.h5/run/pressure``, or after ``#``. The default name of a new member is ``data``.
     src_format, dst_format : str, optional
         The formats, if the endings are missing or misleading: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5",
         "netcdf3" (a source only) or "blp".
