@@ -59,7 +59,14 @@ MODULE = _table(
     ("create_hierarchy", "b2array.open_group(url, 'a').create(name, shape) makes the groups around a member as well"),
     ("AsyncArray AsyncGroup", _AT_ONCE),
     ("ThreadSynchronizer ProcessSynchronizer", _NO_SYNCHRONIZER),
-    ("storage", "a path or a URL names the place, storage_options= and fs= say how to reach it"),
+    (
+        "storage LocalStore DirectoryStore MemoryStore ZipStore FsspecStore FSStore ObjectStore",
+        "a path or a URL names the place, storage_options= and fs= say how to reach it",
+    ),
+    (
+        "Blosc BloscCodec Zstd ZstdCodec Zlib GZip GzipCodec LZ4",
+        "b2array.CParams('zstd', clevel=5) says how to compress",
+    ),
     ("set_format", "arrays are stored in the format of Blosc2"),
     ("set_log_level", "b2array writes no log, it warns with Python's warnings"),
     ("print_debug_info", "b2array.__version__ is the version"),

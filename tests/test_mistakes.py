@@ -443,6 +443,15 @@ def test_a_mode_is_the_way_to_replace_an_array_for_functions_with_modes(tmp_path
         b2array.create(tmp_path / name, 4)
 
 
+def test_stores_and_codecs_of_zarr_lead_to_urls_and_parameters() -> None:
+    zarr = pytest.importorskip("zarr")
+    for module in (zarr.storage, zarr.codecs):
+        for name in ("LocalStore", "MemoryStore", "ZipStore", "FsspecStore", "BloscCodec", "ZstdCodec", "GzipCodec"):
+            if hasattr(module, name):
+                with pytest.raises(AttributeError, match=rf"'{name}': (a path or a URL names|b2array\.CParams)"):
+                    getattr(b2array, name)
+
+
 def test_no_advice_for_users_of_zarr_replaces_what_is_there() -> None:
     assert not [hint for hint in neighbours.MODULE.values() if "(url, 'w')" in hint]
 

@@ -688,7 +688,7 @@ class Group(MutableMapping[str, Any]):
         overwrite: bool = False,
         **options: Unpack[MemberKeywords],
     ) -> NDArray:
-        """Make an array. `create_array` is the same.
+        """Make an array. `create` and `create_array` are the same.
 
         Parameters
         ----------
