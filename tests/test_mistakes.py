@@ -443,6 +443,24 @@ def test_a_mode_is_the_way_to_replace_an_array_for_functions_with_modes(tmp_path
         b2array.create(tmp_path / name, 4)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        b2array.open,
+        b2array.open_group,
+        lambda store: b2array.create(store, (3,), "f4"),
+        lambda store: b2array.create(store, shape=(3,)),
+        lambda store: b2array.asarray(X, url=store),
+        lambda store: b2array.convert(store, "x.b2d"),
+    ],
+)
+def test_a_store_of_zarr_is_refused_with_what_to_pass_instead(call: Callable[[Any], object]) -> None:
+    storage = pytest.importorskip("zarr.storage")
+    hint = "found MemoryStore of zarr: pass its path or URL instead, .* an array without a URL is in memory"
+    with pytest.raises(TypeError, match=hint):
+        call(storage.MemoryStore())
+
+
 def test_stores_and_codecs_of_zarr_lead_to_urls_and_parameters() -> None:
     zarr = pytest.importorskip("zarr")
     for module in (zarr.storage, zarr.codecs):

@@ -35,6 +35,7 @@ from b2array.grid.assignment import check_plain
 from b2array.grid.chunking import Access
 from b2array.grid.layout import extents
 from b2array.keywords import spell_out
+from b2array.store.file_systems import refuse_mapper
 from b2array.store.secrets import redact_url
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def _shape_first(function: Callable[..., NDArray]) -> Callable[..., NDArray]:
             first = args[0]
             is_url = first is None or isinstance(first, str | os.PathLike)
             if not is_url:
+                refuse_mapper(first)
                 args = (options.pop("url", None), *args)
         return function(*args, **options)
 

@@ -39,7 +39,12 @@ def refuse_mapper(url: object) -> None:
     if isinstance(root, str) and hasattr(url, "fs"):
         raise TypeError(f"expected a URL or a path, found {name}: give its parts instead, {root!r} and fs=mapper.fs")
     library, _, _ = type(url).__module__.partition(".")
-    if isinstance(url, Mapping) or library == "zarr":
+    if library == "zarr":
+        raise TypeError(
+            f"expected a URL or a path, found {name} of zarr: pass its path or URL instead, with storage_options= or"
+            " fs=; an array without a URL is in memory, and so is a group at memory://name"
+        )
+    if isinstance(url, Mapping):
         raise TypeError(
             f"expected a URL or a path, found {name}: pass the path as url, and the file system as fs=, as in"
             " b2array.open(mapper.root, fs=mapper.fs)"
