@@ -34,6 +34,7 @@ FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, B2E, NPY, ZARR, HDF5, NE
 
 _ENDINGS = "|".join(suffix[1:] for each in FORMATS.values() if each.building for suffix in each.suffixes)
 _CONTAINER = re.compile(rf"(.*?\.(?:{_ENDINGS}))/+([^?#]+)", re.IGNORECASE | re.DOTALL)
+_MEMBER_OF_ZIP = re.compile(r"(.*?\.zip)(?:/+|#)([^?#]+)", re.IGNORECASE | re.DOTALL)
 _FILES = (B2Z, B2E, HDF5)
 
 
@@ -51,7 +52,8 @@ def find(
     ending of the URL, or from the contents of the file. The user may name a member after ``#``, or by a path below its
     group, with or without the ending of its file. With `at`, the format opens the snapshot of this name.
     """
-    kind, address = _find(url, name, storage_options, exists=exists)
+    zipped = _find_zipped(url, storage_options) if exists and name is None else None
+    kind, address = zipped or _find(url, name, storage_options, exists=exists)
     if kind is B2D:
         address = _of_innermost(address, storage_options)
     return (kind, address) if at is None else (_at_snapshot(kind, address, at), address)
@@ -88,6 +90,22 @@ def _find(
             return member
     suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     raise ValueError(f"{redact_url(text)} does not have the ending of a known format; known endings are {suffixes}")
+
+
+def _find_zipped(url: str | os.PathLike[str], storage_options: Storage) -> tuple[Format, str] | None:
+    """Find the member of a zip archive of Zarr that a path or the part after "#" names, or return None."""
+    match = _MEMBER_OF_ZIP.fullmatch(with_home(os.fspath(url)))
+    if match is None:
+        return None
+    store = open_store(match[1], storage_options=storage_options)
+    (head,) = store.head([""], 4)
+    is_zip = not isinstance(head, Exception) and bytes(head.data).startswith(B2Z.magics)
+    return (ZARR_ZIP, f"{match[1]}#{match[2].rstrip('/')}") if is_zip and _has_zarr(store) else None
+
+
+def _has_zarr(store: Store) -> bool:
+    """Return whether a zip archive contains an array or a group of Zarr."""
+    return not names_in(store).isdisjoint(foreign.ZARR)
 
 
 def _of_innermost(address: str, storage_options: Storage) -> str:
@@ -191,7 +209,7 @@ def _sniff(store: Store) -> Format:
     start = bytes(head.data)
     for each in FORMATS.values():
         if start.startswith(each.magics):
-            is_of_zarr = each is B2Z and not names_in(store).isdisjoint(foreign.ZARR)
+            is_of_zarr = each is B2Z and _has_zarr(store)
             return ZARR_ZIP if is_of_zarr else each
     # Read anything else as a frame: the error then describes the file.
     return B2ND

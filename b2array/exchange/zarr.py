@@ -104,7 +104,8 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 @contextmanager
 def _tree_of_zip(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     """Open what zarr's ZipStore wrote: it adds each new state of a file, and the last one counts."""
-    with formats.local_copy(url, storage_options) as path, _tree(f"zip://::{path}", None) as tree:
+    address, member = split_member(url)
+    with formats.local_copy(address, storage_options) as path, _tree(f"zip://{member}::{path}", None) as tree:
         yield tree
 
 

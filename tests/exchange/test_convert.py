@@ -611,6 +611,21 @@ def test_zip_archives_of_zarr_are_copied_with_the_last_state_of_each_file(versio
             call(path)
 
 
+@pytest.mark.parametrize("separator", ["/", "#"])
+def test_a_member_of_a_zip_archive_of_zarr_is_copied(separator: str, tmp_path: Path) -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
+        zarr.create_group(store).create_array("air/t", data=x, attributes={"units": "K"})
+    b2array.convert(f"{tmp_path}/x.zip{separator}air/t", tmp_path / "t.b2nd", verify=True)
+    t = b2array.open(tmp_path / "t.b2nd")
+    np.testing.assert_array_equal(t[...], x)
+    assert t.attrs == {"units": "K"}
+    b2array.convert(f"{tmp_path}/x.zip{separator}air", tmp_path / "air.b2d", verify=True)
+    np.testing.assert_array_equal(b2array.open(tmp_path / "air.b2d/t")[...], x)
+    with pytest.raises(FileNotFoundError, match=r"x\.zip does not exist, or is not a Zarr array"):
+        b2array.convert(f"{tmp_path}/x.zip{separator}sea", tmp_path / "sea.b2d")
+
+
 def test_an_array_in_a_zip_archive_of_zarr_is_copied(tmp_path: Path) -> None:
     x = np.arange(12.0).reshape(3, 4)
     with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
