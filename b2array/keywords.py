@@ -28,7 +28,6 @@ _TWO_STORES = "write src_options= or dst_options= for storage options, src_fs= o
 _STORAGE = "write storage_options={{{name!r}: ...}}"
 _GROWS = "every array can grow, see resize and append"
 _MODE = "overwrite=True replaces an array that is there; b2array.open takes modes"
-
 _MERGED = "leave it out, because writes to parts of a chunk are merged"
 _CONSOLIDATED = "leave it out; group.consolidate() prepares a group for a web server, and other stores need nothing"
 _NEEDLESS = ("", "leave it out, because commits are atomic, and chunks of the fill value take no space")
@@ -75,9 +74,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("zarr_format", "zarr_version"), ("", "arrays are stored in the format of Blosc2")),
     **dict.fromkeys(("cache_attrs", "cache_metadata", "chunk_store", "synchronizer", "write_empty_chunks"), _NEEDLESS),
     **dict.fromkeys(("consolidated", "use_consolidated"), ("", _CONSOLIDATED)),
-    **dict.fromkeys(
-        ("align_chunks", "safe_chunks"), ("", "leave it out, because writes to parts of a chunk are merged")
-    ),
+    **dict.fromkeys(("align_chunks", "safe_chunks"), ("", _MERGED)),
     "meta_array": ("", "leave it out, because every result is an array of NumPy"),
     "overwrite": ("", "mode='w' of open and open_group replaces what is there; del group[name] removes a member"),
     **dict.fromkeys(
