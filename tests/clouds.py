@@ -105,17 +105,23 @@ def connection_string(endpoint: str) -> str:
     )
 
 
-@contextmanager
-def cloud(kind: str) -> Iterator[Cloud]:
-    """Run the server of a kind."""
-    package = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}.get(kind, "obstore")
+def _require(package: str) -> None:
     if find_spec(package) is None:
         skip(f"needs {package}")
-    if kind in OBSTORE:
-        with cloud(kind.partition(" ")[0]) as native:
-            options = through_obstore(kind, native.endpoint)
-            yield Cloud(kind, native.protocol, options, native.endpoint, native.options)
-        return
+
+
+def by_obstore(native: Cloud) -> Cloud:
+    """Return the way through obstore to a server that runs."""
+    _require("obstore")
+    kind = f"{native.kind} obstore"
+    options = through_obstore(kind, native.endpoint)
+    return Cloud(kind, native.protocol, options, native.endpoint, native.options)
+
+
+@contextmanager
+def cloud(kind: str) -> Iterator[Cloud]:
+    """Run the server of a kind, which fsspec's own file system reaches."""
+    _require({"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}[kind])
     if kind == "azure":
         with azurite() as endpoint:
             yield Cloud(kind, "az", {"connection_string": connection_string(endpoint)}, endpoint)
@@ -130,11 +136,11 @@ def azurite() -> Iterator[str]:
     command = shutil.which("azurite-blob")
     if command is None:
         skip("needs Azurite: npm install azurite, and its node_modules/.bin in the PATH")
-    options = "--blobHost 127.0.0.1 --blobPort 0 --inMemoryPersistence --skipApiVersionCheck --silent"
+    options = "--blobHost 127.0.0.1 --blobPort 0 --inMemoryPersistence --skipApiVersionCheck"
     with (
         tempfile.TemporaryDirectory() as directory,
         subprocess.Popen(
-            [command, *options.split()],
+            [command, *options.split(), "--silent", "--disableTelemetry"],
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -354,14 +354,18 @@ def http() -> Iterator[RangeServer]:
 
 @pytest.fixture(scope="session")
 def cloud_of() -> Iterator[Callable[[str], clouds.Cloud]]:
-    """Run the server of a kind of object store, once; gives a function from the kind to the server."""
+    """Run the server of a kind of object store, once for all clients; gives a function from the kind to the server."""
     running: dict[str, clouds.Cloud] = {}
     with ExitStack() as stack:
 
         def run(kind: str) -> clouds.Cloud:
-            if kind not in running:
-                running[kind] = stack.enter_context(clouds.cloud(kind))
-            return running[kind]
+            if kind in running:
+                return running[kind]
+            if kind in clouds.OBSTORE:
+                cloud = clouds.by_obstore(run(kind.partition(" ")[0]))
+            else:
+                cloud = stack.enter_context(clouds.cloud(kind))
+            return running.setdefault(kind, cloud)
 
         yield run
 

@@ -122,7 +122,8 @@ def test_sixteen_processes_write_append_resize_and_read_one_array(tmp_path, layo
     shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, max(1, torture // 8))
     for kind in clouds.KINDS if torture > LONG else ():
         cloud = cloud_of(kind)
-        shared_by_sixteen(f"{cloud.make_bucket(f'sixteen-{layout}')}/a.b2nd", layout, cloud.options, torture // 50)
+        bucket = cloud.make_bucket(f"sixteen-{layout}-{kind}".replace(" ", "-"))
+        shared_by_sixteen(f"{bucket}/a.b2nd", layout, cloud.options, torture // 50)
 
 
 def shared_by_sixteen(url, layout, options, rounds):
