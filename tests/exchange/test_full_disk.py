@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -206,14 +207,17 @@ def names(directory: Path) -> set[Path]:
 
 def places(call: str, tmp_path: Path, disk: FullDisk) -> Iterator[tuple[set[Path], set[Path]]]:
     """Make a call with room for no new name, for one, and so on until it succeeds: what was there before and after."""
+    source = tmp_path / "source"
+    source.mkdir()
+    group = make_source(source)
+    if call == "restore":
+        group.snapshot("s")
+        del group["m1"]
+        group["m2"][0] = 5
     for room in range(60):
         directory = tmp_path / str(room)
-        directory.mkdir()
-        group = make_source(directory)
-        if call == "restore":
-            group.snapshot("s")
-            del group["m1"]
-            group["m2"][0] = 5
+        shutil.copytree(source, directory)
+        group = b2array.open_group(directory / "g.b2d", "r+")
         before, disk.room = names(directory), room
         disk.reason = errno.EDQUOT if room % 2 else errno.ENOSPC
         raised = None
