@@ -99,13 +99,19 @@ def _find_zipped(url: str | os.PathLike[str], storage_options: Storage) -> tuple
         return None
     store = open_store(match[1], storage_options=storage_options)
     (head,) = store.head([""], 4)
-    is_zip = not isinstance(head, Exception) and bytes(head.data).startswith(B2Z.magics)
-    return (ZARR_ZIP, f"{match[1]}#{match[2].rstrip('/')}") if is_zip and _has_zarr(store) else None
+    if isinstance(head, Exception):
+        return None
+    is_zip = bytes(head.data).startswith(B2Z.magics)
+    if not is_zip or not _has_zarr(store):
+        return None
+    member = match[2].rstrip("/")
+    return ZARR_ZIP, f"{match[1]}#{member}"
 
 
 def _has_zarr(store: Store) -> bool:
     """Return whether a zip archive contains an array or a group of Zarr."""
-    return not names_in(store).isdisjoint(foreign.ZARR)
+    names = names_in(store)
+    return not names.isdisjoint(foreign.ZARR)
 
 
 def _of_innermost(address: str, storage_options: Storage) -> str:
@@ -209,8 +215,9 @@ def _sniff(store: Store) -> Format:
     start = bytes(head.data)
     for each in FORMATS.values():
         if start.startswith(each.magics):
-            is_of_zarr = each is B2Z and _has_zarr(store)
-            return ZARR_ZIP if is_of_zarr else each
+            if each is B2Z and _has_zarr(store):
+                return ZARR_ZIP
+            return each
     # Read anything else as a frame: the error then describes the file.
     return B2ND
 

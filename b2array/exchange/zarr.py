@@ -105,8 +105,10 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 def _tree_of_zip(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     """Open what zarr's ZipStore wrote: it adds each new state of a file, and the last one counts."""
     address, member = split_member(url)
-    with formats.local_copy(address, storage_options) as path, _tree(f"zip://{member}::{path}", None) as tree:
-        yield tree
+    with formats.local_copy(address, storage_options) as path:
+        inner = f"zip://{member}::{path}"
+        with _tree(inner, None) as tree:
+            yield tree
 
 
 def _compare_consolidated(url: str, storage_options: Storage, members: Mapping[str, Any]) -> FormatError | None:
