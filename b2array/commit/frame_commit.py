@@ -449,15 +449,20 @@ def _make_write(intended: Plan, draft: Draft, current: Revision | None) -> Calla
 def _append_and_patch(intended: Plan, draft: Draft, current: Revision) -> Version | None:
     """Append the new chunks and the tail to the file, then change its header, and return the file's new version.
 
-    After a failure, this restores the old header and the old length.
+    After a failure, this restores the old header and the old length. After Ctrl-C, a new header that is complete stays,
+    because readers may have seen the new state.
     """
     store = draft.store
     _append(intended, draft, current)
     try:
         return store.patch("", 0, intended.header).version
-    except BaseException:
+    except BaseException as error:
         # Restore the old header, which may be half overwritten. If that fails as well, the first error is more helpful.
         with suppress(OSError):
+            (head,) = store.head([""], len(intended.header))
+            is_done = not isinstance(head, Exception) and head.data == intended.header
+            if is_done and not isinstance(error, Exception):
+                raise
             store.patch("", 0, current.header)
             store.append("", current.frame.frame_len, ())
         raise

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import blosc2
 import numpy as np
 import pytest
+from operations import Operations
 
 import b2array
 from b2array import config
@@ -364,10 +366,27 @@ def test_a_commit_whose_answer_is_lost_has_happened(array, monkeypatch, layout):
 
 
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()], ids=["full disk", "Ctrl-C"])
-def test_a_header_that_may_be_half_written_is_taken_back(array, monkeypatch, error, tmp_path):
+def test_a_header_that_is_half_written_is_taken_back(array, monkeypatch, error, tmp_path):
     before = bytes_of(tmp_path / "a.b2nd")
-    fail_in(monkeypatch, "patch", error, when="after")
+    patch = LocalStore.patch
+
+    def write_half(store, name, offset, data):
+        monkeypatch.undo()
+        patch(store, name, offset, data[:23])  # all but the last byte of the size
+        raise error
+
+    monkeypatch.setattr(LocalStore, "patch", write_half)
     with pytest.raises(type(error)):
+        array[5:35] = -1
+    assert bytes_of(tmp_path / "a.b2nd") == before
+    array[0] = 7
+    assert b2array.open(array.url)[...].tolist() == [7, *range(1, 40)]
+
+
+def test_a_header_whose_write_has_failed_is_taken_back(array, monkeypatch, tmp_path):
+    before = bytes_of(tmp_path / "a.b2nd")
+    fail_in(monkeypatch, "patch", FULL, when="after")
+    with pytest.raises(OSError, match=os.strerror(FULL.errno)):
         array[5:35] = -1
     assert bytes_of(tmp_path / "a.b2nd") == before
     array[0] = 7
@@ -749,3 +768,30 @@ def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(
     assert draft is entered
     handle.leave(commit(entered))
     assert array[:11].tolist() == [7] * 10 + [10]
+
+
+def test_ctrl_c_does_not_undo_a_state_that_readers_may_have_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = tmp_path / "a.b2nd"
+    array, seen = b2array.asarray(np.arange(800.0), chunks=(200,), url=url), []
+    operations = Operations()
+    operations.listen(LocalStore, monkeypatch)
+
+    def interrupt(_: int, name: str, call: Callable[[], object]) -> object:
+        if name == "patch" and not seen:
+            call()
+            seen.append(b2array.open(url))
+            raise KeyboardInterrupt
+        return call()
+
+    with config.using(cache_bytes=0), pytest.raises(KeyboardInterrupt):
+        operations.watch(lambda: array.__setitem__(slice(0, 500), 7.0), interrupt)
+    (reader,) = seen
+    after = np.r_[np.full(500, 7.0), np.arange(500.0, 800.0)]
+    np.testing.assert_array_equal(reader[...], after)
+    np.testing.assert_array_equal(b2array.open(url)[...], after)
+    array.refresh()
+    array[0] = 8.0
+    assert b2array.open(url)[0] == 8.0
+    assert b2array.verify(url, deep=True).ok
