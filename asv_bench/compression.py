@@ -34,7 +34,12 @@ import b2array
 
 Array = np.ndarray[Any, Any]
 SIDE = 1024
-FILTERS = {"none": (), "shuffle": ("shuffle",), "bitshuffle": ("bitshuffle",)}
+FILTERS = {
+    "none": (),
+    "shuffle": ("shuffle",),
+    "bitshuffle": ("bitshuffle",),
+    "bytedelta": ("shuffle", "bytedelta"),
+}
 
 
 class Size(NamedTuple):

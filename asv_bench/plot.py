@@ -4,10 +4,12 @@
     python asv_bench/compare.py --equal --json equal.json
     python asv_bench/compression.py --json compression.json
     python asv_bench/users.py --json users.json
-    python asv_bench/plot.py defaults.json equal.json compression.json users.json
+    python asv_bench/compression.py --filters --json filters.json
+    python asv_bench/plot.py defaults.json equal.json compression.json users.json filters.json
 
 Takes the medians of the first field of each file, puts their ratios into docs/measured.json, and draws speed.svg,
-equal.svg, requests.svg, compression.svg and users.svg in docs/drawings from that file. Leave out a file with ``-``.
+equal.svg, requests.svg, compression.svg, users.svg and filters.svg in docs/drawings from that file. Leave out a file
+with ``-``.
 Without arguments it only draws. Ratios are those of processor time, which depends less than the clock on what else a
 machine does.
 """
@@ -144,11 +146,66 @@ def size_ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, 
     }
 
 
+_FILTER_COLOURS = {"none": "cold", "shuffle": "ink", "bitshuffle": "new", "bytedelta": "hot"}
+_LEAST_FILTERED, _MOST_FILTERED = 0.05, 2.5
+_LEAST_READ, _MOST_READ = 0.3, 6
+
+
+def filter_ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
+    """Return size and time to read of each filter over those of shuffle, by kind of data; "b2array" is the choice."""
+    return {
+        kind: {
+            name: [round(nbytes / row["shuffle"][0], 3), round(reading / row["shuffle"][2], 2)]
+            for name, (nbytes, _, reading) in row.items()
+        }
+        for kind, row in rows.items()
+    }
+
+
+def filters(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
+    """Draw the front of size against time to read: a mark for each filter and kind, and a ring for the choice."""
+    p = drawing(760, 420)
+    left, right, top, bottom = 60, 740, 44, 370
+
+    def across(ratio: float) -> float:
+        return left + _share(ratio, _LEAST_FILTERED, _MOST_FILTERED) * (right - left)
+
+    def up(ratio: float) -> float:
+        return bottom - _share(ratio, _LEAST_READ, _MOST_READ) * (bottom - top)
+
+    for n, (name, colour) in enumerate(_FILTER_COLOURS.items()):
+        p.rect(10 + 120 * n, 8, 12, 12, colour, 'rx="6"')
+        p.text(28 + 120 * n, 19, name, "ink small")
+    p.rect(490, 6, 16, 16, "none on-ink", 'rx="8"')
+    p.text(512, 19, "chosen", "ink small")
+    for ratio in (0.05, 0.1, 0.2, 0.5, 1, 2):
+        p.line((across(ratio), top), (across(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}")
+        p.text(across(ratio), bottom + 16, f"{ratio:g}", "soft small", "middle")
+    for ratio in (0.5, 1, 2, 5):
+        p.line((left, up(ratio)), (right, up(ratio)), kind=f"none on-{'ink' if ratio == 1 else 'line'}")
+        p.text(left - 8, up(ratio) + 4, f"{ratio:g}", "soft small", "end")
+    p.text((left + right) / 2, bottom + 36, "bytes / bytes with shuffle", "soft small", "middle")
+    p.text(10, 36, "time to read / time with shuffle", "soft small")
+    for row in rows.values():
+        size, time = row["b2array"]
+        p.rect(across(size) - 7.5, up(time) - 7.5, 15, 15, "none on-ink", 'rx="7.5"')
+        for name, colour in _FILTER_COLOURS.items():
+            size, time = row[name]
+            p.rect(across(size) - 4, up(time) - 4, 8, 8, colour, 'rx="4" opacity="0.8"')
+    return p
+
+
+def _share(ratio: float, least: float, most: float) -> float:
+    """Return where a ratio is between two others, on a logarithmic axis."""
+    return math.log(min(max(ratio, least), most) / least) / math.log(most / least)
+
+
 def pictures() -> dict[str, str]:
     """Return the pictures of what was measured."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     drawing = runpy.run_path(str(DOCS / "drawings.py"))["Picture"]
     draws = {"speed": speed, "equal": speed, "requests": requests, "compression": sizes, "users": speed}
+    draws["filters"] = filters
     return {name: draw(drawing, measured[name]).svg() for name, draw in draws.items() if name in measured}
 
 
@@ -156,7 +213,8 @@ def main() -> None:
     """Take over what was measured, and draw it."""
     if sys.argv[1:]:
         measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-        for name, path in zip(("speed", "equal", "compression", "users"), sys.argv[1:], strict=False):
+        names = ("speed", "equal", "compression", "users", "filters")
+        for name, path in zip(names, sys.argv[1:], strict=False):
             if path == "-":
                 continue
             results = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -164,6 +222,8 @@ def main() -> None:
                 measured[name] = user_ratios(results)
             elif name == "compression":
                 measured[name] = size_ratios(results)
+            elif name == "filters":
+                measured[name] = filter_ratios(results)
             else:
                 measured[name] = ratios(next(iter(results.values())))
         MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
