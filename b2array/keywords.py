@@ -79,7 +79,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "overwrite": ("", "mode='w' of open and open_group replaces what is there; del group[name] removes a member"),
     **dict.fromkeys(
         ("chunk_key_encoding", "dimension_separator"),
-        ("", "layout='sparse' stores a directory with a file for each chunk"),
+        ("", _FILES),
     ),
     "object_codec": ("", "arrays of objects cannot be stored: use text, bytes, records, or two arrays for ragged rows"),
     "serializer": ("cparams", _COMPRESSION),

@@ -39,7 +39,7 @@ from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.ledger import Kept
 from b2array.format.state import State
-from b2array.frame.revision import Revision
+from b2array.frame.revision import Revision, head_if_unchanged
 from b2array.store.base import MISSING, Stamp, Version, attempts, durability, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
 
@@ -459,9 +459,9 @@ def _append_and_patch(intended: Plan, draft: Draft, current: Revision) -> Versio
     except BaseException as error:
         # Restore the old header, which may be half overwritten. If that fails as well, the first error is more helpful.
         with suppress(OSError):
-            (head,) = store.head([""], len(intended.header))
-            is_done = not isinstance(head, Exception) and head.data == intended.header
-            if is_done and not isinstance(error, Exception):
+            is_interrupted = not isinstance(error, Exception)
+            new = intended.require_state().frame
+            if is_interrupted and head_if_unchanged(store, new, intended.header) is not None:
                 raise
             store.patch("", 0, current.header)
             store.append("", current.frame.frame_len, ())

@@ -7,8 +7,8 @@ the steps (`b2array.commit.publication`), and then removes them from the manifes
 
 A writer that is killed before the commit leaves tails, which the next writer cuts off, and files that no reader sees,
 which `b2array.vacuum` removes. A writer that is killed later leaves the pending steps, and the next writer takes them
-first. Locks make other writers wait: a
-commit locks first the manifest, and then the members that it changes or has read.
+first. Locks make other writers wait: a commit locks first the manifest, and then the members that it changes or has
+read.
 
 A change of a single member needs no pending step if one call of the system publishes it: that call is the commit. Where
 the system cannot exchange two names, replacing a frame by one of the other layout takes two calls, and needs the

@@ -102,13 +102,13 @@ def convert(
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     The copy includes attributes, dimension names and the fill value, and has the same chunks if both formats have
-    chunks. Smaller chunks than 64 KiB, and larger ones than 256 MiB, are replaced by automatic ones; `chunks` keeps
-    them. Blosc2 arrays keep their snapshots if the destination has Blosc2 frames. A whole group of them keeps its
-    snapshots if the destination is a directory or prefix; there they replace snapshots with the same names. Groups,
-    including empty ones, are copied between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
-    A group with a single array is still copied as a group; to copy only the array, name it as a member, as in
-    ``results.h5/temperature``. A super-chunk becomes an array of bytes, except in a ``.b2frame`` or a group of frames,
-    where it remains a super-chunk.
+    chunks. Chunks below 64 KiB or above 256 MiB become automatic ones, unless you pass `chunks`. Blosc2 arrays keep
+    their snapshots if the destination has Blosc2 frames. A whole group of them keeps its snapshots if the destination
+    is a directory or prefix; there they replace snapshots with the same names. Groups, including empty ones, are copied
+    between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies. A group with a single array is
+    still copied as a group; to copy only the array, name it as a member, as in ``results.h5/temperature``. A
+    super-chunk becomes an array of bytes, except in a ``.b2frame`` or a group of frames, where it remains a
+    super-chunk.
 
     Parameters
     ----------

@@ -103,7 +103,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 @contextmanager
 def _tree_of_zip(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
-    """Open what zarr's ZipStore wrote: it adds each new state of a file, and the last one counts."""
+    """Open a zip archive by zarr's ZipStore, which appends each new version of a file; the last version counts."""
     address, member = split_member(url)
     with formats.local_copy(address, storage_options) as path:
         inner = f"zip://{member}::{path}"

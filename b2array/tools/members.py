@@ -124,8 +124,8 @@ def collect(
 ) -> Results:
     """Return the results for members by name. A member that fails does not stop the others.
 
-    With a `group`, a member that another writer has deleted meanwhile has no result. If another writer has replaced it,
-    perhaps so that there was no frame at its path for a moment, it is looked at again where the group has it now.
+    With a `group`, a member that another writer has deleted meanwhile has no result. A member that another writer has
+    replaced meanwhile is checked again, at its present path.
     """
     results: dict[str, Result] = {}
     if error is not None:
