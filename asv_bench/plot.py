@@ -59,9 +59,20 @@ def user_ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def place(ratio: float) -> float:
-    """Return where a ratio stands on the axis, which is logarithmic."""
-    share = math.log(min(max(ratio, _LEAST), _MOST) / _LEAST) / math.log(_MOST / _LEAST)
-    return round(_LEFT + share * (_RIGHT - _LEFT), 1)
+    """Return where a ratio stands on the axis."""
+    return round(_LEFT + _share(ratio, _LEAST, _MOST) * (_RIGHT - _LEFT), 1)
+
+
+def _share(ratio: float, least: float, most: float) -> float:
+    """Return where a ratio is between two others, on a logarithmic axis."""
+    return math.log(min(max(ratio, least), most) / least) / math.log(most / least)
+
+
+def _legend(picture: Any, colours: dict[str, str], width: int) -> None:
+    """Draw the mark and the name of each colour."""
+    for n, (name, colour) in enumerate(colours.items()):
+        picture.rect(10 + width * n, 8, 12, 12, colour, 'rx="6"')
+        picture.text(28 + width * n, 19, _NAMES.get(name, name), "ink small")
 
 
 def speed(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
@@ -71,10 +82,7 @@ def speed(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
     p.text(place(1) - 10, 50, "the other takes less", "soft small", "end")
     p.text(place(1) + 10, 50, "b2array takes less", "soft small")
     colours = {name: colour for name, colour in _USER_COLOURS.items() if any(name in row for row in rows.values())}
-    width = min(128, 750 // len(colours))
-    for n, (name, colour) in enumerate(colours.items()):
-        p.rect(10 + width * n, 8, 12, 12, colour, 'rx="6"')
-        p.text(28 + width * n, 19, _NAMES.get(name, name), "ink small")
+    _legend(p, colours, min(128, 750 // len(colours)))
     for ratio in (0.1, 0.3, 1, 3, 10, 30, 100):
         p.line((place(ratio), 58), (place(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}")
         p.text(place(ratio), bottom + 16, f"{ratio:g}", "soft small", "middle")
@@ -116,9 +124,7 @@ def sizes(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
     bottom = 62 + 20 * len(rows)
     p.text(_size_place(1) - 10, 50, "the other's files are smaller", "soft small", "end")
     p.text(_size_place(1) + 10, 50, "b2array's files are smaller", "soft small")
-    for n, (name, colour) in enumerate(_SIZE_COLOURS.items()):
-        p.rect(10 + 140 * n, 8, 12, 12, colour, 'rx="6"')
-        p.text(28 + 140 * n, 19, name, "ink small")
+    _legend(p, _SIZE_COLOURS, 140)
     for ratio in (0.5, 1, 2, 4, 8):
         p.line(
             (_size_place(ratio), 58), (_size_place(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}"
@@ -135,8 +141,7 @@ def sizes(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
 
 
 def _size_place(ratio: float) -> float:
-    share = math.log(min(max(ratio, _LEAST_SIZE), _MOST_SIZE) / _LEAST_SIZE) / math.log(_MOST_SIZE / _LEAST_SIZE)
-    return round(_LEFT + share * (_RIGHT - _LEFT), 1)
+    return round(_LEFT + _share(ratio, _LEAST_SIZE, _MOST_SIZE) * (_RIGHT - _LEFT), 1)
 
 
 def size_ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
@@ -152,7 +157,10 @@ _LEAST_READ, _MOST_READ = 0.3, 6
 
 
 def filter_ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
-    """Return size and time to read of each filter over those of shuffle, by kind of data; "b2array" is the choice."""
+    """Divide the size and the reading time with each filter by the size and time with shuffle, for each kind of data.
+
+    The name "b2array" stands for the filter that b2array chooses.
+    """
     return {
         kind: {
             name: [round(nbytes / row["shuffle"][0], 3), round(reading / row["shuffle"][2], 2)]
@@ -163,7 +171,7 @@ def filter_ratios(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str
 
 
 def filters(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
-    """Draw the front of size against time to read: a mark for each filter and kind, and a ring for the choice."""
+    """Draw size against reading time: a mark for each filter and kind of data, and a ring around the chosen filter."""
     p = drawing(760, 420)
     left, right, top, bottom = 60, 740, 44, 370
 
@@ -173,9 +181,7 @@ def filters(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
     def up(ratio: float) -> float:
         return bottom - _share(ratio, _LEAST_READ, _MOST_READ) * (bottom - top)
 
-    for n, (name, colour) in enumerate(_FILTER_COLOURS.items()):
-        p.rect(10 + 120 * n, 8, 12, 12, colour, 'rx="6"')
-        p.text(28 + 120 * n, 19, name, "ink small")
+    _legend(p, _FILTER_COLOURS, 120)
     p.rect(490, 6, 16, 16, "none on-ink", 'rx="8"')
     p.text(512, 19, "chosen", "ink small")
     for ratio in (0.05, 0.1, 0.2, 0.5, 1, 2):
@@ -195,17 +201,18 @@ def filters(drawing: Any, rows: dict[str, dict[str, list[float]]]) -> Any:
     return p
 
 
-def _share(ratio: float, least: float, most: float) -> float:
-    """Return where a ratio is between two others, on a logarithmic axis."""
-    return math.log(min(max(ratio, least), most) / least) / math.log(most / least)
-
-
 def pictures() -> dict[str, str]:
     """Return the pictures of what was measured."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     drawing = runpy.run_path(str(DOCS / "drawings.py"))["Picture"]
-    draws = {"speed": speed, "equal": speed, "requests": requests, "compression": sizes, "users": speed}
-    draws["filters"] = filters
+    draws = {
+        "speed": speed,
+        "equal": speed,
+        "requests": requests,
+        "compression": sizes,
+        "users": speed,
+        "filters": filters,
+    }
     return {name: draw(drawing, measured[name]).svg() for name, draw in draws.items() if name in measured}
 
 

@@ -369,7 +369,6 @@ class Writer(Worker):
 
         Raises what it raises, or `NoAnswerError` if the server's answer explains why nobody knows what has happened.
         """
-        self.met = ""
         if not self.fates or self.random.random() > chance:
             task()
             return

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,26 +25,26 @@ _SYN_SENT = "02"
 
 
 class _Calm:
-    """Lets threads wait until no other thread of this process has work left but to wait."""
+    """Makes threads wait until all other threads of this process only wait as well."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.come: threading.Event | None = None
+        self.has_come: threading.Event | None = None
 
     def wait(self) -> None:
-        """Wait until it is calm. The first thread that waits looks, for all."""
+        """Wait until the process is calm. The first thread that waits checks this for all of them."""
         with self.lock:
-            is_first = self.come is None
-            come = self.come = self.come or threading.Event()
+            is_first = self.has_come is None
+            has_come = self.has_come = self.has_come or threading.Event()
         if not is_first:
-            come.wait()
+            has_come.wait()
             return
         latest = time.monotonic() + 20
         while not self._is_here() and time.monotonic() < latest:
             pass
         with self.lock:
-            self.come = None
-        come.set()
+            self.has_come = None
+        has_come.set()
 
     def _is_here(self, pause: float = 0.01) -> bool:
         before = time.process_time()
@@ -53,7 +53,7 @@ class _Calm:
         return is_idle and not self._some_thread_is_ready() and not self._some_bytes_are_under_way()
 
     def _some_thread_is_ready(self) -> bool:
-        """Return whether Linux says that another thread runs, or would if a processor was free."""
+        """Return whether another thread runs, or waits only for a processor."""
         own = str(threading.get_native_id())
         for thread in Path("/proc/self/task").glob("*/stat"):
             # A thread may end meanwhile.
@@ -64,9 +64,9 @@ class _Calm:
         return False
 
     def _some_bytes_are_under_way(self) -> bool:
-        """Return whether Linux still carries bytes between sockets of this process, or connects them.
+        """Return whether the kernel still has to deliver bytes or connections between sockets of this process.
 
-        On a busy machine, that also waits for a processor.
+        On a busy machine, the kernel may do that some time after a client has sent its request.
         """
         table = Path("/proc/net/tcp")
         if not table.exists():
@@ -87,10 +87,10 @@ _CALM = _Calm()
 
 
 def answer_after(delay: float) -> None:
-    """Wait until an answer is due: this many seconds, and then until its client waits for it, and does nothing else.
+    """Wait before an answer: at least this many seconds, and then until the client does nothing but wait for answers.
 
-    So requests that do not wait for each other are all there before the first of them is answered, however busy the
-    machine is. Without a delay, the answer is due at once. The client is in this process.
+    The client is in this process. So all requests of one wave arrive before the server answers the first of them, even
+    on a busy machine. With a delay of 0, this returns at once.
     """
     if delay:
         time.sleep(delay)
@@ -130,6 +130,17 @@ class RangeServer:
 
     def url_of(self, path: str) -> str:
         return f"{self.url}/{path}"
+
+    def waves_of(self, call: Callable[[], object]) -> int:
+        """Return how many round trips a call takes. Requests are counted from the call's beginning, or its last reset.
+
+        The call may reset `requests` and `depth` itself, after steps that should not count.
+        """
+        self.requests.clear()
+        self.delay, self.depth = 0.02, 0
+        call()
+        self.delay = 0
+        return self.depth
 
     @property
     def nbytes_asked(self) -> int:

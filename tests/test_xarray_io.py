@@ -246,7 +246,7 @@ def test_a_dataset_is_opened_in_two_waves_of_requests(http: RangeServer, tmp_pat
         opened.append(xr.open_dataset(url, engine=ENGINE, drop_variables="y"))
 
     # The group is read in the first wave, and the coordinates in the second one, with all their items.
-    assert waves(http, open_dataset) == 2
+    assert http.waves_of(open_dataset) == 2
     members = {path.rpartition(".b2nd")[0].rpartition("/")[2] for _, path, _ in http.requests if ".b2nd" in path}
     assert members == {"time", "x", "start"}
     http.requests.clear()
@@ -279,7 +279,7 @@ def test_a_dataset_is_loaded_in_two_waves_of_requests(http: RangeServer, tmp_pat
 
     with b2array.config.using(cache_bytes=0):
         # Members are opened in the first wave, and read in the second one.
-        assert waves(http, load) == 2
+        assert http.waves_of(load) == 2
         left = len(ds.data_vars) - (call is xr.Dataset.copy)
         assert len(http.requests) == (3 + 1) * left
         xr.testing.assert_identical(load(), xr.open_dataset(tmp_path / "w.b2d", engine=ENGINE))
@@ -300,17 +300,9 @@ def test_a_dataset_of_members_that_are_open_is_loaded_in_one_wave_of_requests(
         return second.compute()
 
     with b2array.config.using(cache_bytes=0):
-        assert waves(http, load) == 1
+        assert http.waves_of(load) == 1
         assert len(http.requests) == len(ds.data_vars)  # no block is asked for twice
         xr.testing.assert_identical(load(), ds.isel(y=slice(10, 20)))
-
-
-def waves(http: RangeServer, call: Callable[[], object]) -> int:
-    """Return how many round trips a call takes since it set the server's depth to nothing."""
-    http.delay = 0.02
-    call()
-    http.delay = 0
-    return http.depth
 
 
 def test_a_tree_is_loaded_in_two_waves_of_requests(http: RangeServer, tmp_path: Path) -> None:
@@ -325,7 +317,7 @@ def test_a_tree_is_loaded_in_two_waves_of_requests(http: RangeServer, tmp_path: 
         return back.load()
 
     with b2array.config.using(cache_bytes=0):
-        assert waves(http, load) == 2
+        assert http.waves_of(load) == 2
         xr.testing.assert_identical(load(), tree)
 
 
@@ -344,7 +336,7 @@ def test_selections_of_a_dataset_are_loaded_together(http: RangeServer, tmp_path
 
     with b2array.config.using(cache_bytes=0):
         # Two are read alone.
-        assert waves(http, load) <= 4
+        assert http.waves_of(load) <= 4
         part = ds.isel(time=slice(1, 4), y=3)
         loaded = load()
     for name in set(ds.data_vars) - {"v1", "v2", "v3"}:

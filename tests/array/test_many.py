@@ -92,20 +92,11 @@ def test_fields_are_read(served):
     assert one == data[7]
 
 
-def waves(http, function):
-    """Return how many round trips a call takes."""
-    http.delay, http.depth = 0.02, 0
-    http.requests.clear()
-    function()
-    http.delay = 0
-    return http.depth
-
-
 def test_sixty_boxes_come_in_one_wave_of_requests(served, http):
     a = served("a", DATA)
     corners = RNG.integers(0, (80, 90, 70), (60, 3))
     asked = [(a, tuple(slice(n, n + 10) for n in corner)) for corner in corners]
-    assert waves(http, lambda: b2array.read_many(asked)) == 1
+    assert http.waves_of(lambda: b2array.read_many(asked)) == 1
     together = len(http.requests)
     http.requests.clear()
     http.depth = 0
@@ -120,7 +111,7 @@ def test_twelve_arrays_come_in_one_wave_and_files_of_other_software_in_two(serve
 
     arrays = [served(f"a{n}", DATA + n, ("sparse", "contiguous")[n % 2]) for n in range(12)]
     asked = [(a, np.s_[5:20, 10:20, :20]) for a in arrays]
-    assert waves(http, lambda: b2array.read_many(asked)) == 1
+    assert http.waves_of(lambda: b2array.read_many(asked)) == 1
     assert all(same(found, DATA[5:20, 10:20, :20] + n) for n, found in enumerate(b2array.read_many(asked)))
     for n in range(4):
         path = tmp_path / f"stock{n}"
@@ -179,7 +170,7 @@ def test_members_of_a_group_are_opened_in_one_wave_and_read_in_the_next(http, tm
     held = b2array.open_group(http.url_of("g.b2d"))
     wanted = {f"air/x{n}": np.s_[n : n + 3, 10:20] for n in range(8)}
     assert held.read_many({}) == {}
-    assert waves(http, lambda: held.read_many(wanted)) <= 2
+    assert http.waves_of(lambda: held.read_many(wanted)) <= 2
     found = held.read_many(wanted)
     assert [*found] == [*wanted]
     assert all(same(found[name], (DATA + n)[wanted[name]]) for n, name in enumerate(wanted))
