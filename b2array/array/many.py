@@ -14,7 +14,7 @@ from b2array.array.array import View
 from b2array.codec.chunk import Stored
 from b2array.compute.readable import Readable, select_fields
 from b2array.frame.fetch import fetch_from
-from b2array.frame.read import ChunkRead, ChunkReader, fetch_ahead, make_reader
+from b2array.frame.read import ChunkRead, ChunkReader, fetch_ahead, make_reader, share
 from b2array.frame.source import ChunkRequest
 from b2array.grid.selection import Selection, fields, select
 from b2array.grid.tiling import parts_of_chunks
@@ -158,8 +158,7 @@ def _read_far(all_wanted: list[_Wanted]) -> set[int]:
         except Exception:  # noqa: BLE001 - reading it alone raises the error, or finds a newer state
             failed.add(numbers[id(job.reader)])
 
-    for _ in threads.spread(finish, fetch_ahead(_plan_chunks(all_wanted), _fetch_window)):
-        pass
+    share(finish, fetch_ahead(_plan_chunks(all_wanted), _fetch_window))
     return failed
 
 

@@ -54,6 +54,7 @@ __all__ = [
     "make_reader",
     "read",
     "read_item",
+    "share",
     "windows",
 ]
 
@@ -123,9 +124,12 @@ def read(
         return
     is_large = max((len(job.wanted) for job in first), default=0) * layout.block_nbytes >= _LEAST_SHARED
     if not source.is_local:
-        finish = threads.spread if is_large else map
-        for _ in finish(lambda pair: reader.finish(*pair), fetch_ahead(jobs, _fetch_window)):
-            pass
+        fetched = fetch_ahead(jobs, _fetch_window)
+        if is_large:
+            share(lambda pair: reader.finish(*pair), fetched)
+        else:
+            for job, stored in fetched:
+                reader.finish(job, stored)
     elif is_large:
         threads.each(reader.run, jobs)
     else:
@@ -170,6 +174,13 @@ def fetch_ahead(
         yield from window
         # Free the memory of this window before waiting for the next one.
         del window
+
+
+def share(finish: Callable[[Answer], object], fetched: Iterator[Answer]) -> None:
+    """Call ``finish(answer)`` for each answer of `fetch_ahead`, in several threads."""
+    # Often there is one window. This thread waits for it, because Ctrl-C does not interrupt other threads.
+    first = list(islice(fetched, 1))
+    threads.each(finish, chain(first, fetched))
 
 
 def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
