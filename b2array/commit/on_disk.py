@@ -133,7 +133,8 @@ class Disk:
         # All writers take locks in one order, so that none of them waits for another in a circle.
         for path in sorted(old | read):
             member = change.members.get(path)
-            if member is None:
+            # A new member waits next to the path of the member that it replaces, which the transaction has read.
+            if member is None or path in change.new:
                 store = self.store.below(path)
                 self._lock_member(path, store, inspect_place(store).name or "", locks)
             else:

@@ -886,6 +886,35 @@ def test_a_change_by_an_own_url_is_not_lost_in_a_member_that_a_transaction_moves
     assert outcomes
 
 
+def _double_level(group: Group) -> None:
+    with group.transaction() as changes:
+        _read_and_replace_it(changes)
+
+
+def test_a_change_by_an_own_url_is_not_lost_in_a_member_that_a_transaction_reads_and_replaces(
+    place: Place, two_chunks: Callable[[], Group], sampled: Sampled
+) -> None:
+    """The transaction doubles what was changed, or one of both is told."""
+    names = place.operations.watch(partial(_double_level, two_chunks()))
+    for at in _moments(names, sampled):
+        group = two_chunks()
+        before = found(group.url)["level"]
+        failures: dict[str, list[BaseException]] = {"double": [], "write": []}
+        double = partial(_noting, partial(_double_level, group), failures["double"])
+        write = partial(_noting, partial(_last_item, group.url, "level"), failures["write"])
+        _meeting(place, at, double, write)
+        told = [name for name, errors in failures.items() if errors]
+        assert all(isinstance(error, ConflictError) for error in failures["double"]), (at, failures)
+        written = [*before[:-1], 50]
+        doubled = [2 * item for item in before]
+        expected = {
+            (): [[*doubled[:-1], 50], [*doubled[:-1], 100]],
+            ("write",): [doubled],
+            ("double",): [written],
+        }
+        assert found(group.url)["level"] in expected[tuple(told)], (at, names[at], failures)
+
+
 @pytest.mark.parametrize("way", ["deleted", "replaced"])
 def test_a_handle_with_later_commits_of_its_own_is_told_of_a_member_that_another_one_took(
     place: Place, way: str
@@ -986,6 +1015,12 @@ def _read_and_delete_it(changes: Group) -> None:
     del changes["level"]
 
 
+def _read_and_replace_it(changes: Group) -> None:
+    items = changes["level"][...]
+    del changes["level"]
+    changes["level"] = 2 * items
+
+
 def _read_attributes(changes: Group) -> None:
     changes["time"].attrs["unit"] = changes["level"].attrs.get("unit", "none")
 
@@ -1013,6 +1048,7 @@ OURS = [
     _read_and_make,
     _read_and_delete,
     _read_and_delete_it,
+    _read_and_replace_it,
     _read_attributes,
     _copy_it,
     _read_in_a_fork,
@@ -1056,8 +1092,10 @@ def test_what_is_read_may_change_before_and_after_and_others_beside_it(
     with group.transaction() as changes:
         open_group(group.url, "r+")["other"][0] = 5
         ours(changes)
+        with open_group(group.url, "r+").transaction() as beside:
+            beside["other"][1] = 6
     fresh = open_group(group.url, "r+")
-    assert fresh["other"][0] == 5
+    assert fresh["other"][...].tolist() == [5, 6, 2]
     if "level" in fresh:
         _append(fresh)
 
