@@ -9,29 +9,38 @@ Inside ``with a.transaction()``, a chunk that is written in part, or is the only
 At the end of the attempt, `frame_commit.commit` makes the draft visible. `Draft.freeze` turns the draft into a value, a
 `ChangeSet`, and `changes.rebase_change` puts that on top of the commits of other writers. `plan.plan` decides how the
 frame gets its next state: it packs header, index and trailer, and does no I/O. `frame_commit.carry_out` carries out the
-plan, and `outcomes.write_once` finds out whether its last write has happened, even if the answer of a server was lost.
-If another writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts`
-yields another draft.
+plan. If another writer was faster, `commit` repeats all of this; if that writer changed the same chunks,
+`Handle.attempts` yields another draft.
 
-The last write of a plan makes the commit visible, and is atomic. In one file, it changes the header, or a new file
-replaces the old one; in a directory, a new index replaces the old one. In an object store, it is a conditional request
-for the object or the index. Each write of a whole object goes through `outcomes.write_once`, which finds out whether it
-has happened. Only where the system cannot exchange two names in one step, a new frame of the other layout takes two
-renames to replace the old one.
+The last write of a plan makes the commit visible, and is atomic. In `frame_commit`, it is one of these lines:
+
+* **the call of `patch` in `_append_and_patch`**: in a file, it changes the header, after everything was appended;
+* **the call of `write_once` in `carry_out`**: a new file replaces the old one, or in a directory, a new index the old
+  one. In an object store, it is a conditional request for the object or the index. `outcomes.write_once` finds out
+  whether that has happened, even if the answer of a server was lost;
+* **the call of `exchange` in `_commit_new`**, if a new frame on a disk replaces one of the other layout. In an object
+  store, both can be in one place: readers find the contiguous one until `_remove_old` deletes it.
 
 A writer that is killed before that write leaves the last commit intact. The next writer cuts off what was appended to a
 file. Staged files (``.b2tmp``), and chunks and revisions to which nothing refers, remain until `b2array.vacuum` removes
-them.
+them. Only where the system cannot exchange two names in one step, `exchange` takes several renames. A writer that is
+killed between them leaves both frames under names that end with ``.b2tmp``, and nothing in the place.
 
 A group commits by `group_commit.commit_group`. It stages the next state of each member where no reader of the group
 looks, and then writes the manifest once: **the call of `Medium.write` in `group_commit` is the commit**. Afterwards it
 publishes the members: it gives each its new state in the usual place. A new member of a group in an object store is
 published before the commit, so that no other frame can take its place; readers of the group do not see it yet.
-`on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs a third `Medium`; a `GroupHome`
-beside `LocalGroup` and `ListedGroup`, which `group.listed_group.group_at` chooses, and which makes the medium; an
-`Owner`; and what the manifest says of a member, beside `Row` and `PendingStep`. Its snapshots need one more module
-like `group.snapshots_on_disk` and `group.snapshots_in_bucket`. Where `is_local` or `can.local` is asked elsewhere, only
-two kinds are assumed.
+`on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs:
+
+* a class of `store`, whose `can` says what it can do. Frames by themselves need nothing else;
+* a `Medium` beside `Disk` and `Bucket`;
+* a `GroupHome` beside `LocalGroup` and `ListedGroup`, which makes the medium, and which `group.listed_group.group_at`
+  chooses;
+* an `Owner` of members, and what the manifest says of a member, beside `Row` and `PendingStep`;
+* snapshots of groups: one more module like `group.snapshots_on_disk` and `group.snapshots_in_bucket`.
+
+Other code assumes that there are two kinds where it asks for `is_local`, `can.local` or the classes `LocalStore`,
+`LocalMember`, `BucketMember` and `ListedGroup`.
 
 =============  ==============================================  =======================================================
 a group        on a local disk (`on_disk`)                     in an object store (`in_bucket`)

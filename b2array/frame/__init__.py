@@ -5,7 +5,7 @@ way of the `Revision`, and compares them with their checksums. `read` decodes th
 and copies the items.
 
 source        `Source`: a revision, or a transaction on top of one, from which `read` and `fetch` read
-revision      `Revision`: one committed state in a store; `Owner`: commits for the frame; `read_frame`
+revision      `Revision`: one committed state in a store; `read_frame`; `Owner`: knows which state of a frame counts
 kept_states   loads the states that a frame keeps under names
 fetch         wanted chunks and blocks -> bytes, compared with their checksums
 small_chunks  many small chunks -> their data, together
