@@ -47,7 +47,7 @@ def append(handle: Handle, values: Any, axis: int, every: int | None = None) -> 
         return
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
-            resize.check_joint(handle.url, before, draft.state.require_layout(), axis)
+            resize.require_still_fits(handle.url, before, draft.state.require_layout(), axis)
             resize.choose_chunks(draft, [axis], every, sample)
             now = draft.state.require_layout()
             pieces = array_copying.rows(values, now, axis) if is_streamed else [array]

@@ -103,12 +103,12 @@ def rows_among(files: Collection[str]) -> dict[str, Row]:
 
 def _require_complete(group: Store, manifest: Manifest) -> None:
     """Read the members with pending steps. UnsupportedError: a step was not taken before the group was copied."""
-    for path, entry in manifest.pending.items():
-        if is_embedded(path) or entry.before == entry.after:
+    for path, step in manifest.pending.items():
+        if is_embedded(path) or step.before == step.after:
             continue
         occupant = inspect_place(group.below(path))
-        is_before = entry.before in (occupant.state, occupant.lasting)
-        if is_before and occupant.state != entry.after:
+        is_before = step.before in (occupant.state, occupant.lasting)
+        if is_before and occupant.state != step.after:
             raise UnsupportedError(
                 f"{group.url} was copied while a commit was under way, which changes {path}: open the original for"
                 " writing, which completes the commit, and copy it again"

@@ -80,8 +80,9 @@ def _unpack_short(content: bytes) -> Manifest:
 def remember_manifest(content: bytes, manifest: Manifest) -> None:
     """Remember a manifest by its bytes in this process, so that the same bytes need not be parsed again.
 
-    Long manifests are not remembered. Local commits read the manifest often, because the version of a local file does
-    not show every change. Usually it has not changed.
+    If there are too many, this forgets the one that was remembered first. Manifests of more than 64 KiB are not
+    remembered. Local commits read the manifest often, because the version of a local file does not show every change.
+    Usually it has not changed.
     """
     if len(content) <= _SHORT:
         _recent[content] = manifest
@@ -163,17 +164,17 @@ class KnownManifest:
 
 
 class InnerManifests:
-    """The manifests of the groups inside another one, as a handle of the outer group shows them.
+    """The manifests of the groups inside another one, as a home of the outer group shows them.
 
     In an object store, an outer group shows members of inner groups until its first commit. All members of an inner
-    group that one handle opens belong to the manifest that it has read first, or to a later commit of one of them.
+    group that one home opens belong to the manifest that it has read first, or to a later commit of one of them.
     """
 
     def __init__(self) -> None:
         self._shown: dict[str, tuple[KnownManifest, Manifest]] = {}
 
     def read(self, group: Store, *, cached: bool) -> tuple[KnownManifest, Manifest]:
-        """Return the manifest of an inner group that the handle shows; the first call reads it."""
+        """Return the manifest of an inner group that the home shows; the first call reads it."""
         shown = self._shown.get(group.url)
         if shown is None:
             new = KnownManifest(group)
@@ -183,12 +184,12 @@ class InnerManifests:
         known, manifest = shown
         written = known.written
         if written is not None and written[0].number > manifest.number:
-            # A member that the handle has opened has committed.
+            # A member that the home has opened has committed.
             shown = self._shown[group.url] = known, written[0]
         return shown
 
     def require_latest(self, group: Store) -> None:
-        """Raise ConflictError if another writer has committed to an inner group since the handle has shown it."""
+        """Raise ConflictError if another writer has committed to an inner group since the home has shown it."""
         shown = self._shown.get(group.url)
         if shown is not None and read_manifest(group)[0] != shown[1]:
             raise stale_reader(group.url)

@@ -1,7 +1,10 @@
-"""The manifest of a group: the object that lists its members, and the committed changes that wait to be applied.
+"""The manifest of a group: the object that lists its members, or the steps that still publish their committed states.
 
 This module does no I/O. A member is a frame: one file, or one directory or prefix. Its path is its name with a suffix
 for its kind, as in the directories of python-blosc2's ``TreeStore``.
+
+A new field belongs in `Manifest`, in its `pack` and in its `unpack`. Earlier versions of b2array keep a field that they
+do not know (`Manifest.unknown`), but do not act on it. If that could lose data, `_VERSION` must be higher as well.
 """
 
 from __future__ import annotations
@@ -107,7 +110,7 @@ def check_name(name: str) -> str:
 
 
 def check_new_name(name: str) -> str:
-    """Do the same for a name that a user gives, which must not be one that only python-blosc2 gives to indexes.
+    """Check a name that a user gives, as `check_name` does, and refuse names that only python-blosc2 gives to indexes.
 
     Examples
     --------
@@ -154,7 +157,7 @@ def is_file_of_group(part: str) -> bool:
 
 
 def is_member_name(name: str) -> bool:
-    """Whether a member, or a group's attributes, can have this name."""
+    """Whether a member, or the frame with a group's attributes, can have this name."""
     group = name.removesuffix(ATTRS)
     if group == name:
         return not _reason_to_refuse(name)

@@ -205,7 +205,7 @@ def _follow_group(
 ) -> Revision:
     """Load the state that the group of a published frame lists; return a frame outside of groups unchanged.
 
-    With `inner`, this is the manifest of the group that a handle of an outer group shows, otherwise the present one. A
+    With `inner`, this is the manifest of the group that a home of an outer group shows, otherwise the present one. A
     frame with a note of a group counts as outside if it was copied elsewhere, or if the manifest is of another group or
     cannot be read for lack of permission. FileNotFoundError: the group does not list the member. FormatError: the
     listed revision is missing.
@@ -265,7 +265,7 @@ def load_member(
     cached : bool
         As for `read_frame`.
     inner : InnerManifests, optional
-        The manifests of inner groups that the caller's handle shows, for a group that has not committed yet.
+        The manifests of inner groups that the caller's home shows, for a group that has not committed yet.
 
     Raises
     ------

@@ -52,7 +52,7 @@ __all__ = [
     "make_abandoned_error",
     "make_removed_error",
     "mark_lost",
-    "rise_above",
+    "move_above_floor",
     "warn_of_forgotten",
 ]
 
@@ -151,7 +151,7 @@ class Delta:
         self.owns_tables = True
 
     def changes_anything(self, annotations: Annotations) -> bool:
-        """Whether there is anything to commit, given the present annotations of the draft."""
+        """Whether there is anything to commit, given the present annotations of the draft. Open chunks do not count."""
         return bool(
             self.touched.any()
             or self.attrs
@@ -476,7 +476,7 @@ class Draft(Source):
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to commit."""
+        """Whether there is anything to commit: a new frame, an open chunk, or any other change."""
         is_written = self.buffer is not None and bool(self.buffer.chunks)
         return self.base is None or is_written or self.delta.changes_anything(self.state.annotations)
 
@@ -646,16 +646,19 @@ def _renumber(draft: Draft) -> None:
     """
     floor = draft.state.annotations.floor or 0
     if draft.base is not None and floor > draft.delta.floor:
-        rise_above(draft, floor)
+        move_above_floor(draft, floor)
 
 
 def mark_lost(draft: Draft, n: int) -> None:
-    """Replace chunk `n` by the mark of a lost chunk: reading it is an error, until somebody writes all of it."""
+    """Replace chunk `n` by the mark of a lost chunk, and list it as lost in the annotations.
+
+    Reading the chunk then raises ChunkLostError, until somebody writes all of it.
+    """
     draft.set_chunk(n, Staged(draft.staging.tombstone()))
     draft.annotate(lost=tuple(sorted({*draft.state.annotations.lost, n})))
 
 
-def rise_above(draft: Draft, floor: int) -> bool:
+def move_above_floor(draft: Draft, floor: int) -> bool:
     """Move new chunks with file numbers below a floor to files above it; return whether there were any.
 
     This copies the files, and makes the index refer to the copies. ConflictError: the file of such a chunk is gone.

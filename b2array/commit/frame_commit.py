@@ -374,9 +374,10 @@ def _stage(
 
 
 def _rebase_on_newest(draft: Draft) -> Revision:
-    """Load the newest state, put the changes of a draft on top of it, and return that state.
+    """Load the newest state of a draft's frame, put the changes of the draft on top of it, and return that state.
 
-    ConflictError: another writer has changed a chunk or a value on which these changes depend.
+    ConflictError: another writer has changed a chunk or a value on which these changes depend. Raises the errors of
+    `Owner.load` as well, such as FileNotFoundError if the frame was deleted.
     """
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")

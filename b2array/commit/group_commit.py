@@ -291,7 +291,7 @@ class GroupChange:
         for path, (state, header) in staged.states.items():
             if path not in soon and path != EMBEDDED:
                 records[path] = summary.pack(state, header)
-        removed = {path for path, entry in after.pending.items() if entry.kind == "delete"}
+        removed = {path for path, step in after.pending.items() if step.kind == "delete"}
         return after.with_summaries(records, removed, self.listed_after())
 
     def listed_after(self) -> Members:

@@ -126,9 +126,10 @@ class Handle:
         return self.source
 
     def _look(self) -> Revision:
-        """Return the committed state that this handle shows now; load it and move the cursor if the cursor says so.
+        """Return the committed state that this handle shows now, and let the cursor move there.
 
-        This waits for a commit of another thread through this handle.
+        A cursor may load that state first: `Following` the newest one, `Promised` the described member. This waits
+        for a commit of another thread through this handle. Raises the errors of the cursor's `look`.
         """
         with self.mutex.held:
             cursor = self.cursor.look()
@@ -241,10 +242,11 @@ class Handle:
 
     @contextmanager
     def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
-        """Commit the changes of the block, and set `outcome`; after a conflict, show the newest state.
+        """Commit the changes of the block, and note in `outcome` whether that has succeeded.
 
-        The conflict is raised if no further attempt can help. Inside a transaction, the changes join the transaction,
-        and a conflict may rebase its draft.
+        After a conflict, show the newest state. If a further attempt can succeed, this raises nothing, and `attempts`
+        yields that attempt; otherwise it raises the conflict. Inside a transaction, the changes join the transaction,
+        and a conflict may rebase its draft. `anywhere` is as for `attempts`.
         """
         before, joined = self.revision, self._draft
         try:

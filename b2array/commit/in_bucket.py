@@ -29,7 +29,7 @@ from b2array.catalog.manifest import Manifest, Row, index_name, is_embedded, nam
 from b2array.catalog.names_of_members import Members
 from b2array.catalog.owners import BucketMember, load_member
 from b2array.commit import unwritten
-from b2array.commit.draft import Draft, detect_replacement, rise_above
+from b2array.commit.draft import Draft, detect_replacement, move_above_floor
 from b2array.commit.group_commit import (
     Attempt,
     Committed,
@@ -177,10 +177,11 @@ class Bucket:
         map_concurrently(lambda member: unwritten.stage_all_chunks(member.draft), change.written.values())
 
     def begin_attempt(self, change: GroupChange, locks: Locks) -> Attempt:  # noqa: ARG002
-        """Find out the manifest before the commit; if it has no rows or no identity, write one with both first.
+        """Return an attempt with the manifest before the commit, and with what the checks need.
 
-        The first attempt takes the manifest that the transaction began with, unless the store has locks. Without rows,
-        this lists the files of the group. Overtaken: another writer has replaced the manifest first. ConflictError:
+        The first attempt takes the manifest that the transaction began with, unless the store has locks; the others
+        read it. If it has no rows, this lists the files of the group. If it has no rows or no identity, this writes one
+        with both. `locks` gets no locks. Overtaken: another writer has replaced the manifest first. ConflictError:
         another group is in the place now, or a member to change is missing.
         """
         # Under a lock, no writer can replace the manifest after it was read. Without one, the conditional write fails
@@ -270,7 +271,7 @@ class Bucket:
         draft, group = member.draft, self.store
         row = (manifest.rows or {}).get(member.name)
         if draft.base is None:
-            rise_above(draft, manifest.gone.get(path, 0))
+            move_above_floor(draft, manifest.gone.get(path, 0))
         else:
             _rebase_and_adopt(BucketMember(self._known, member.name), draft, manifest)
             path = path if row is None else row.path
@@ -374,7 +375,11 @@ class Bucket:
 
 
 def _find_facts(change: GroupChange, before: Manifest) -> PresentMembers:
-    """Return what the checks of a change need, from the rows of the manifest before the commit; read nothing."""
+    """Return what `GroupChange.require_fit` needs, from the rows of the manifest before the commit; read nothing.
+
+    A member that notes no group yet has no generation in its row, so here it passes as unchanged: its adoption finds
+    out later. All members except the deleted ones count as near the new names.
+    """
     rows = before.rows or {}
     states = {}
     for path in change.must_be_unchanged():
@@ -382,7 +387,6 @@ def _find_facts(change: GroupChange, before: Manifest) -> PresentMembers:
         if row is not None and row.path == path:
             states[path] = row.generation
             if path in change.unadopted and not row.generation:
-                # The adoption of the member finds out whether its state is still the same.
                 states[path] = change.moved.get(path) or change.read[path]
     near = Members()
     if change.new_names():

@@ -40,7 +40,7 @@ from b2array.commit.group_commit import Attempt, Committed, GroupChange, Locks, 
 from b2array.commit.leftovers import discard
 from b2array.commit.manifest_writes import write_manifest
 from b2array.commit.outcomes import create_unique
-from b2array.commit.publication import Published, SeveralStepsError, publish_pending, publish_step
+from b2array.commit.publication import Published, SeveralCallsError, publish_pending, publish_step
 from b2array.commit.retired import copy_states, remove_retired
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.annotations import GroupCommit
@@ -276,9 +276,9 @@ class Disk:
         # `vacuum` removes the rest.
         with suppress(OSError, B2ArrayError):
             for path in self._prepared:
-                entry = attempt.staged.pending.get(path)
-                if entry is not None and entry.token:
-                    discard(self.store.below(entry.aside(path)))
+                step = attempt.staged.pending.get(path)
+                if step is not None and step.token:
+                    discard(self.store.below(step.aside(path)))
             self._delete_lists()
 
     def forget(self, path: str, member: MemberChange) -> None:
@@ -322,10 +322,10 @@ class Disk:
 
     def _take_only_step(self, attempt: Attempt, path: str) -> bool:
         """Take the only step of a commit: this is the commit. Do nothing and return False if that takes two calls."""
-        entry = attempt.staged.pending[path]
+        step = attempt.staged.pending[path]
         try:
-            version = publish_step(self.store, path, entry, locked=path in self._locked, listed=False)
-        except SeveralStepsError:
+            version = publish_step(self.store, path, step, locked=path in self._locked, listed=False)
+        except SeveralCallsError:
             return False
         if version is not None:
             self._published.patched[path] = version

@@ -253,7 +253,7 @@ class OpenChunk:
             put(block, inside, take(values, of_block.outside), axes)
 
     def _view_if_adjacent(self, numbers: Sequence[int]) -> Bytes | None:
-        """Return a view of kept blocks as one array; None if they are not adjacent in memory."""
+        """Return decoded blocks, by their numbers, as a view of one array; None if they are not adjacent in memory."""
         tile, first, _ = self._blocks[numbers[0]]
         for row, n in enumerate(numbers, first):
             entry = self._blocks[n]
@@ -272,7 +272,7 @@ class OpenChunk:
         typesize = self.form.typesize
         numbers = sorted(self._blocks)
         if len(numbers) < layout.nblocks and self._stored is not None:
-            data, bits = self._round(numbers)
+            data, bits = self._join_rounded(numbers)
             # This fails for a chunk that was encoded with other parameters, for example with another codec.
             buf = splice(
                 self._stored,
@@ -287,7 +287,7 @@ class OpenChunk:
                 return buf
             numbers = list(range(layout.nblocks))
             self._load(numbers)
-        data, bits = self._round(numbers)
+        data, bits = self._join_rounded(numbers)
         return encode.encode(
             data,
             typesize=typesize,
@@ -297,10 +297,11 @@ class OpenChunk:
             kept_bits=bits,
         )
 
-    def _round(self, numbers: list[int]) -> tuple[Bytes, int]:
-        """Return kept blocks as one array, rounded if the user allows errors, and the number of mantissa bits in use.
+    def _join_rounded(self, numbers: list[int]) -> tuple[Bytes, int]:
+        """Join the decoded blocks with these numbers, as `_join` does, and round them if the user allows errors.
 
-        Without rounding, the number is 0, and the array may be a view.
+        Return the bytes, and the number of mantissa bits that the rounded items use; 0 if nothing was rounded, or if
+        the filters cannot use the number. The blocks themselves stay exact.
         """
         form = self.form
         data = self._join(numbers)
@@ -315,7 +316,7 @@ class OpenChunk:
         return items.view(np.uint8), bits
 
     def _join(self, numbers: list[int]) -> Bytes:
-        """Return kept blocks as one array: a view if they are adjacent in memory, otherwise a copy."""
+        """Return decoded blocks, by their numbers, as one array: a view if they are adjacent in memory, else a copy."""
         joined = self._view_if_adjacent(numbers)
         if joined is not None:
             return joined

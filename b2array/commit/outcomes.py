@@ -189,8 +189,9 @@ def look_at_frame(
 ) -> Look[Revision]:
     """Read a frame, and compare it with a `state` that was written, and with the version that it was to replace.
 
-    If `replaced` is None, the frame was to be created. Raises the errors of `load_published`; but a missing frame is
-    not an error, and neither are other bytes where a frame was to be created.
+    A state that other writers have committed on top of `state` counts as ours. If `replaced` is None, the frame was to
+    be created. Raises the errors of `load_published`; but a missing frame is not an error, and neither are other bytes
+    where a frame was to be created.
     """
     try:
         published = load_published(store, sparse=sparse)

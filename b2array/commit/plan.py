@@ -239,7 +239,7 @@ def _pack_next(change: ChangeSet, current: Revision | None, facts: Facts, step: 
         placed = _places_in_spool(change)
     else:
         placed = _place_chunks(change, state.frame.offsets, 0)
-    offsets = placed.resolve(state.frame.offsets, change)
+    offsets = placed.replace_new_codes(state.frame.offsets, change)
     cbytes = placed.end
     if is_sparse:
         stored_nbytes = _stored_nbytes(change, current, facts)
@@ -325,10 +325,11 @@ class _Placed(NamedTuple):
         offsets[spooled] = self.starts[-1 - offsets[spooled]]
         return offsets
 
-    def resolve(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
-        """Replace codes by places in the index that a change has just made, in place if possible, and return it.
+    def replace_new_codes(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
+        """Return the index `codes`, which `change` has just made, with places instead of its codes.
 
-        Only the chunks that the change puts have codes.
+        This does the same as `replace_codes`. But it changes `codes` in place, unless the frame is new, and looks only
+        at the chunks that the change puts, because no other chunk is in the spool.
         """
         if not (self.starts.size and change.numbers.size) or change.new is not None:
             return self.replace_codes(codes)

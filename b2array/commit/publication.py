@@ -33,7 +33,7 @@ from b2array.store.forces import then, together
 
 __all__ = [
     "Published",
-    "SeveralStepsError",
+    "SeveralCallsError",
     "publish_missing",
     "publish_new",
     "publish_pending",
@@ -48,10 +48,10 @@ __all__ = [
 # On a local disk: pending steps.
 
 
-class SeveralStepsError(Exception):
-    """A step that no manifest lists would take several calls; nothing has happened.
+class SeveralCallsError(Exception):
+    """To publish a step that no manifest lists would take several calls of the system; nothing was changed.
 
-    If the writer were killed between them, nobody would complete them.
+    If the writer were killed between the calls, nobody would complete the step.
     """
 
 
@@ -132,7 +132,7 @@ def publish_step(
     ------
     FileNotFoundError, NotADirectoryError
         The staged files are gone.
-    SeveralStepsError
+    SeveralCallsError
         The step is not `listed` in the manifest, and takes more than one call of the system.
     """
     store = group.below(path) if state is None else state.store
@@ -165,7 +165,7 @@ def publish_step(
 
 
 def _place_for_replaced(group: Store, path: str, step: PendingStep) -> Store:
-    """Return the temporary place for a replaced frame, for systems that cannot swap two names in one call."""
+    """Return the temporary place for a replaced frame, for systems that cannot exchange two names in one call."""
     return group.below(staged_path(path, step.token[::-1], sparse=False))
 
 
@@ -182,7 +182,7 @@ def _take_step(
 
     `store` is the member's place, and `there` its occupant. This takes one call if the system supports it, and
     otherwise two if the step is `listed` in the manifest. Return the version of a patched file, otherwise None.
-    SeveralStepsError: it would take two, and the step is not listed. ConflictError or FileExistsError: another process
+    SeveralCallsError: it would take two, and the step is not listed. ConflictError or FileExistsError: another process
     was faster.
     """
     if step.kind == "patch":
@@ -204,7 +204,7 @@ def _take_step(
         store.force()
     elif not store.exchange(aside, at_once=True):
         if not listed:
-            raise SeveralStepsError
+            raise SeveralCallsError
         _take_out(store, _place_for_replaced(group, path, step))
         store.move_here(aside)
     return None

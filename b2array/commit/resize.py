@@ -36,7 +36,6 @@ __all__ = [
     "Joint",
     "append",
     "check_extents",
-    "check_joint",
     "choose_chunks",
     "delete",
     "fill_chunks",
@@ -44,6 +43,7 @@ __all__ = [
     "insert",
     "make_joint",
     "read_box",
+    "require_still_fits",
     "resize",
     "select_positions",
 ]
@@ -517,10 +517,11 @@ def check_extents(added: tuple[int, ...], shape: tuple[int, ...], axis: int) -> 
     return axis
 
 
-def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
-    """Raise ConflictError if another writer has changed the array so that checked values do not fit it any more.
+def require_still_fits(url: str, before: Layout, now: Layout, axis: int) -> None:
+    """Raise ConflictError if another writer has changed the array so that the values to append do not fit any more.
 
-    `before` and `now` are the layouts when the values were checked, and now.
+    `before` is the layout that the values were checked against, and `now` the present layout. The extent along `axis`
+    may have changed; the other extents and the type may not.
     """
     fits = _with_extent(now.shape, axis, 0) == _with_extent(before.shape, axis, 0)
     if not fits or now.dtype != before.dtype:

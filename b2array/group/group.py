@@ -608,7 +608,10 @@ class Group(MutableMapping[str, Any]):
         return {name: path for name, path in paths.items() if path}
 
     def groups(self) -> dict[str, Group]:
-        """Return the groups directly in this one, in a dictionary by name."""
+        """Return the groups directly in this one, in a dictionary by name, without the tables of python-blosc2.
+
+        This reads the descriptions of the tables, because it tells tables from groups by them.
+        """
         members = self._members()
         inner = [name for name in self if self._prefix + name not in members]
         return {name: self._subgroup(name) for name in inner if not is_table(self._home, f"{self._prefix}{name}/")}

@@ -51,7 +51,7 @@ class Home(Protocol):
 
 
 class GroupHome(ABC):
-    """The members of a group that can be changed, as a handle shows them.
+    """A group that can be changed, and the members that it shows.
 
     Attributes
     ----------
@@ -222,7 +222,10 @@ class GroupHome(ABC):
 
     @abstractmethod
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path; raise ConflictError if the list of members is out of date."""
+        """Open a member by its path; raise ConflictError if the list of members is out of date.
+
+        With `lazy`, a reader gets the summary of the member, if there is one, and the member is read at its first use.
+        """
 
     @abstractmethod
     def open_for_change(self, path: str) -> Handle:
@@ -298,7 +301,8 @@ class GroupHome(ABC):
         """Begin a new member where no reader looks; return its path, and the change with the draft from `new`.
 
         The path is `name` and `suffix`, or another suffix if that path cannot be used. With `overwrite`, a frame that
-        the group does not list may be there.
+        the group does not list may be there. On a local disk, this raises FileExistsError or ConflictError if anything
+        else is there, and ValueError if an inner group owns the path; in an object store, the commit finds out.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """The members of a group in an object store. Each has a row in the manifest, which names its committed revision.
 
-A revision never changes. So all members that one handle opens belong to one commit, and readers never wait for writers.
+A revision never changes. So all members that one home opens belong to one commit, and readers never wait for writers.
 A group without a manifest, such as a directory that was copied to the store, is listed once; its first commit writes
 the manifest.
 """
@@ -69,6 +69,7 @@ class ListedGroup(GroupHome):
         self._inner = InnerManifests()
         self._mutex = Mutex()
         self._is_pinned = False
+        # Whether the manifest that is shown lists the members; otherwise the files of the group do.
         self._lists_own = True
         self._records = b"", {}
         # The identity of the group that was shown first. Changes of another group that is in the same place by now are
@@ -95,15 +96,15 @@ class ListedGroup(GroupHome):
         return group
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the manifest that this handle shows, if it was read, so that the copy shows the same members."""
+        """Pickle the manifest that this home shows, if it was read, so that the copy shows the same members."""
         listing = None if self._listing is None else self._listing[:2]
         return _unpickle, (self._address, self.storage_options, listing, self._identity, self._inner)
 
     def copy(self, *, pinned: bool = False) -> Self:
-        """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members.
+        """Return a second home that shows the same members; a `pinned` one ignores later commits of its members.
 
-        The handles share `known`. This reads the manifest if this handle has not read it yet. If the manifest has
-        no rows, a pinned handle does not list members of groups inside this one, because it serves a transaction.
+        Both homes share `known`. This reads the manifest if this home has not read it yet. If the manifest has
+        no rows, a pinned home does not list members of groups inside this one, because it serves a transaction.
         """
         copied = type(self)(self._address, self.storage_options)
         copied.known = self.known
@@ -136,7 +137,7 @@ class ListedGroup(GroupHome):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest whose members this handle shows."""
+        """The manifest whose members this home shows."""
         return self._ensure_listing()[0]
 
     @property
@@ -149,11 +150,11 @@ class ListedGroup(GroupHome):
         return self._ensure_listing()[2]
 
     def versioned_manifest(self) -> tuple[Manifest, Version | None]:
-        """Return the manifest whose members this handle shows, and its version."""
+        """Return the manifest whose members this home shows, and its version."""
         return self._ensure_listing()[:2]
 
     def is_separate(self) -> bool:
-        """Return whether this handle has read a manifest of the group; this sends no request."""
+        """Return whether this home has read a manifest of the group; this sends no request."""
         return self._listing is not None and self._listing[0] != Manifest()
 
     def look_for_manifest(self) -> bool:
@@ -182,7 +183,7 @@ class ListedGroup(GroupHome):
         self._show(manifest, version)
 
     def _show(self, manifest: Manifest, version: Version | None, complete: Manifest | None = None) -> _Listing:
-        """Show the members of a manifest, as `show` does, and return what this handle shows now.
+        """Show the members of a manifest, as `show` does, and return what this home shows now.
 
         A caller that has completed the manifest passes it as `complete`, so that the files are not listed again.
         """
@@ -195,7 +196,7 @@ class ListedGroup(GroupHome):
         return listing
 
     def require_same(self, manifest: Manifest | None = None) -> None:
-        """Raise ConflictError if a manifest, by default the one that this handle shows, is not of the same group.
+        """Raise ConflictError if a manifest, by default the one that this home shows, is not of the same group.
 
         A group that was deleted and made again has another identity.
         """
@@ -205,9 +206,9 @@ class ListedGroup(GroupHome):
             raise another_group(self.url)
 
     def _confirm_manifest(self) -> None:
-        """Read the manifest if this handle shows none, or one from the cache on disk, which writers do not trust.
+        """Read the manifest if this home shows none, or one from the cache on disk, which writers do not trust.
 
-        If another writer has replaced the manifest, the handle goes on to show the one before, as without the cache.
+        If another writer has replaced the manifest, the home goes on to show the one before, as without the cache.
         """
         if self._listing is None:
             self.show(*self.known.read())
@@ -220,9 +221,9 @@ class ListedGroup(GroupHome):
         """Do nothing: the caller has just read the manifest, which lists all members."""
 
     def look_for(self, name: str) -> bool:
-        """Return whether members with this name, or below it, were made since this handle read the manifest.
+        """Return whether members with this name, or below it, were made since this home read the manifest.
 
-        The handle shows the present manifest from now on, unless it would show a part of what was committed together:
+        The home shows the present manifest from now on, unless it would show a part of what was committed together:
         a member that it shows was changed or deleted since, or one commit has made several members, of which the caller
         may have missed another one before.
         """
@@ -245,9 +246,9 @@ class ListedGroup(GroupHome):
         self._inner = InnerManifests()
 
     def _ensure_listing(self) -> _Listing:
-        """Return the listing that this handle shows, and read it at the first use: manifest, version and members.
+        """Return the listing that this home shows, and read it at the first use: manifest, version and members.
 
-        After a commit of a member of this handle, show the manifest of that commit first, unless the handle is pinned.
+        After a commit of a member that this home has opened, show the manifest of that commit first; not if pinned.
         """
         written = self.known.written
         listing = self._listing
@@ -256,7 +257,7 @@ class ListedGroup(GroupHome):
             with self._mutex.held:
                 listing = self._listing or self._show(*self.known.read(cached=True))
         elif written is not None and not self._is_pinned and written[0].number > listing[0].number:
-            # A member of this handle has committed: show this commit, and the earlier commits of other writers.
+            # A member that this home has opened has committed: show that, and the earlier commits of other writers.
             listing = self._show(*written)
         return listing
 
@@ -308,11 +309,11 @@ class ListedGroup(GroupHome):
     # Transactions.
 
     def begin_view(self) -> Self:
-        """Return a handle for a new transaction, which keeps showing the present members; show the same manifest here.
+        """Return a home for a new transaction, which keeps showing the present members; show the same manifest here.
 
         This reads the manifest if it was not read yet. Raises ConflictError if another group is there by now.
         """
-        # Pinned, because commits through other handles must not change the states on which the transaction builds.
+        # Pinned, because commits of single members must not change the states on which the transaction builds.
         self._confirm_manifest()
         self.require_same()
         view = self.copy(pinned=True)
@@ -409,7 +410,7 @@ class ListedGroup(GroupHome):
         return BucketMember(self.known, name_of(path))
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path, in the state that the manifest of this handle lists.
+        """Open a member by its path, in the state that the manifest of this home lists.
 
         With `lazy`, and always in memory, opening for reading sends no request if the manifest has a summary of the
         member. The first use then raises the errors. Embedded members are opened read-only. Raises ConflictError if the
@@ -423,7 +424,7 @@ class ListedGroup(GroupHome):
         return promised or Handle(self.load_current(path), mode)
 
     def load_current(self, path: str, *, for_writing: bool = False) -> Revision:
-        """Load the state of a member that the manifest of this handle lists. Raises the errors of `open`."""
+        """Load the state of a member that the manifest of this home lists. Raises the errors of `open`."""
         return self._load_in(self.manifest, path, for_writing=for_writing)
 
     def _load_in(
@@ -514,7 +515,7 @@ def _unpickle(
     identity: str,
     inner: InnerManifests,
 ) -> ListedGroup:
-    """Make a handle from its pickle. It refuses to change a group with another `identity`, unless that is empty."""
+    """Make a home from its pickle. It refuses to change a group with another `identity`, unless that is empty."""
     group = ListedGroup(address, storage_options, listing)
     group._identity, group._inner = identity, inner
     return group

@@ -44,14 +44,14 @@ from b2array.store.open import join_url, open_store
 __all__ = ["LocalGroup"]
 
 _MOST_STATES, _MOST_CHUNKS = 256, 2**12
-"""How many states of members, and of how many chunks at most, a handle remembers: some megabytes in all."""
+"""How many states of members, and of how many chunks at most, a home remembers: some megabytes in all."""
 
 
 class LocalGroup(GroupHome):
     """The members of a local group and its manifest, as listed at the first use.
 
     A caller that has listed the group passes the manifest and the members as `listing`. Copies share the `store`, and
-    the `states` that this handle has remembered, by path.
+    the `states` that this home has remembered, by path.
     """
 
     is_local = True
@@ -71,9 +71,9 @@ class LocalGroup(GroupHome):
         self._records = b"", {}
         # The groups inside this one, by name.
         self._mounts: dict[str, LocalGroup] = {}
-        # The version of the manifest whose pending steps this handle has taken: it need not take them again.
+        # The version of the manifest whose pending steps this home has taken: it need not take them again.
         self._published: Version | None = None
-        # States that transactions of this handle have committed, the latest last: the next transaction often needs
+        # States that transactions of this home have committed, the latest last: the next transaction often needs
         # them.
         self._states = OrderedDict[str, Remembered]() if states is None else states
         # The manifest that `recover` has read, for the next list of members.
@@ -90,7 +90,7 @@ class LocalGroup(GroupHome):
         return _unpickle, (type(self), self._address, self.storage_options, self._listing, self._first)
 
     def copy(self) -> Self:
-        """Return a second handle that shows the same members, and shares the states that this handle remembers.
+        """Return a second home that shows the same members, and shares the states that this home remembers.
 
         This lists the members if they were not listed yet.
         """
@@ -126,7 +126,7 @@ class LocalGroup(GroupHome):
         for n in range(1, len(parts)):
             name = "/".join(parts[:n])
             if name not in mounts and self._is_mount(name):
-                # Threads share one handle: members that two handles open may belong to different commits.
+                # Threads share one home: members that two homes open may belong to different commits.
                 mounts.setdefault(name, type(self)(self.address(name), self.storage_options))
             if name in mounts:
                 return mounts[name], "/".join(parts[n:])
@@ -160,11 +160,11 @@ class LocalGroup(GroupHome):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the members that this handle shows."""
+        """The manifest of the members that this home shows."""
         return self._ensure_listing()[0]
 
     def versioned_manifest(self) -> tuple[Manifest, Version | None]:
-        """Return the manifest of the members that this handle shows. Its version is not known: a commit reads it."""
+        """Return the manifest of the members that this home shows. Its version is not known: a commit reads it."""
         return self.manifest, None
 
     def members(self) -> Members:
@@ -186,9 +186,9 @@ class LocalGroup(GroupHome):
         self.show(manifest, local_listing.list_near(self.store, names, manifest))
 
     def look_for(self, name: str) -> bool:
-        """Return whether members with this name, or below it, were made since this handle listed the members.
+        """Return whether members with this name, or below it, were made since this home listed the members.
 
-        The handle shows them from now on, unless a later transaction has made or changed them: it would show a part of
+        The home shows them from now on, unless a later transaction has made or changed them: it would show a part of
         that transaction.
         """
         manifest, members = self._ensure_listing()
@@ -213,7 +213,7 @@ class LocalGroup(GroupHome):
         self._mounts = {}
 
     def _ensure_listing(self) -> tuple[Manifest, Members]:
-        """Return the listing that this handle shows, and read it at the first use: manifest and members.
+        """Return the listing that this home shows, and read it at the first use: manifest and members.
 
         Also remember the directory and the identity of the group that was shown first, for `require_same`.
         """
@@ -231,12 +231,12 @@ class LocalGroup(GroupHome):
         return listing
 
     def require_same(self, manifest: Manifest | None = None) -> None:
-        """Raise ConflictError if the directory was deleted or renamed since this handle has first shown its members.
+        """Raise ConflictError if the directory was deleted or renamed since this home has first shown its members.
 
         If the caller has read the `manifest`, this compares its identity as well: another group may be there.
         """
         number, identity = self._first
-        if not number:  # this handle has shown no members yet
+        if not number:  # this home has shown no members yet
             return
         try:
             is_same = os.stat(self._address).st_ino == number
@@ -318,9 +318,11 @@ class LocalGroup(GroupHome):
         *,
         lazy: bool = False,  # noqa: ARG002
     ) -> Handle:
-        """Open a member by its path; raise ConflictError if a later transaction has changed it.
+        """Open a member by its path, through the inner group that owns it, if there is one.
 
-        Opening for writing first completes an interrupted commit. Embedded members are opened read-only.
+        A reader gets the summary of the member, if that suffices, so `lazy` changes nothing. A writer first completes
+        an interrupted commit. Embedded members are opened read-only. ConflictError: a later transaction has changed the
+        member.
         """
         if is_embedded(path):
             return embedded.open_member(self._open_embedding_frame(), path)
@@ -390,11 +392,11 @@ class LocalGroup(GroupHome):
     def _load_own_state(self, path: str, manifest: Manifest) -> Revision:
         """Load the state of a member that no inner group owns, as it is after the pending steps of a manifest.
 
-        If the member no longer has the state that this handle has remembered, the handle forgets that state.
+        If the member no longer has the state that this home has remembered, the home forgets that state.
         """
         last = self._states.get(path)
         source = load_local_member(self.store, manifest, path, last)
-        # Other writers change this member as well, so comparing it with the last commit of this handle saves no more
+        # Other writers change this member as well, so comparing it with the last commit of this home saves no more
         # time.
         if last is not None and source.state is not last[0]:
             self._states.pop(path, None)
@@ -429,7 +431,7 @@ class LocalGroup(GroupHome):
         try:
             source = self._load_own_state(path, manifest)
         except MISSING:
-            # The caller may have the path from an earlier list: a commit through this handle shows its own manifest,
+            # The caller may have the path from an earlier list: a commit through this home shows its own manifest,
             # but not the changes that other writers made before it.
             raise stale_reader(self.url) from None
         identity, number, _ = source.state.annotations.group_commit or ("", 0, "")
@@ -443,15 +445,15 @@ class LocalGroup(GroupHome):
     # Transactions.
 
     def begin_view(self) -> Self:
-        """Return a handle for a new transaction, which keeps showing the members that this handle shows now.
+        """Return a home for a new transaction, which keeps showing the members that this home shows now.
 
-        Raises ConflictError if the directory was deleted or renamed since this handle has first shown its members.
+        Raises ConflictError if the directory was deleted or renamed since this home has first shown its members.
         """
         self.require_same()
         return self.copy()
 
     def medium(self) -> Disk:
-        """Return a new medium for a commit to the directory that this handle has first shown."""
+        """Return a new medium for a commit to the directory that this home has first shown."""
         return Disk(self.store, self._first[0])
 
     def find_generation(self, path: str) -> tuple[str, None]:
@@ -494,8 +496,8 @@ class LocalGroup(GroupHome):
         return path, MemberChange(name, draft, token)
 
     def show_commit(self, committed: Committed, change: GroupChange) -> None:
-        """Show the manifest of the commit, and apply its changes to the members that this handle shows."""
-        # This handle may have committed other changes since the transaction began.
+        """Show the manifest of the commit, and the members as its changes have left them."""
+        # This home may have committed other changes since the transaction began.
         members = self.members()
         if change.explicit and (change.removed or change.new):
             members = members.copy()  # other threads may be iterating over the list
@@ -510,7 +512,7 @@ def _unpickle(
     listing: tuple[Manifest, Members] | None,
     first: tuple[int, str],
 ) -> LocalGroup:
-    """Make a handle from its pickle. It refuses to change another directory or group than the `first` one."""
+    """Make a home from its pickle. It refuses to change another directory or group than the `first` one."""
     group = kind(address, storage_options, listing)
     group._first = first
     return group

@@ -43,7 +43,7 @@ class Transaction(Changes):
     Parameters
     ----------
     group : GroupHome
-        The handle that shows the changes after the commit.
+        The home that shows the changes after the commit.
     explicit : bool
         Whether the user reads and writes through the transaction; see `GroupChange`.
     """
@@ -196,10 +196,10 @@ class Transaction(Changes):
     ) -> Handle:
         """Make a member with the draft from `new`, and return a handle to write to it.
 
-        Readers see the member after the commit. `overwrite` is as for `GroupHome.begin_member`. The member begins where
-        no reader looks; its path may have another suffix. If the transaction has forks, a journal protects its files
-        from `vacuum`. Raises ValueError if the group has a member of this name that was not deleted, what `check_new`
-        raises, and ConflictError if the transaction has ended.
+        Readers see the member after the commit. `suffix`, `new` and `overwrite` are as for `GroupHome.begin_member`,
+        which begins the member where no reader looks. If the transaction has forks, a journal protects the files of the
+        member from `vacuum`. Raises ValueError if the group has a member of this name that was not deleted, and
+        ConflictError if the transaction has ended; also the errors of `check_new` and of `GroupHome.begin_member`.
         """
         self._require_open()
         change = self.change
@@ -393,7 +393,7 @@ def begin(
 
     If the group was copied from an object store, this first makes it a local group. The transaction starts by deleting
     the members whose names begin with `replacing`. `GroupChange` describes `explicit`; an explicit transaction first
-    lists the members again, in the handle `home` as well.
+    lists the members again, and `home` shows them as well.
     """
     if explicit:  # other callers have just read the list of members
         home.refresh()

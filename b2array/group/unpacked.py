@@ -161,7 +161,7 @@ class Unpacked(LocalGroup):
             return ""
         self._finalizer.detach()
         lock.close()
-        return f"{self.url} was not written. {_describe_ways(self.url)}"
+        return f"{self.url} was not written. {_how_to_go_on(self.url)}"
 
     def _release(self) -> None:
         """Remove the directory and the lock file, and release the lock. Then this object does not own the directory."""
@@ -279,7 +279,7 @@ def _prepare_directory(
     if left is None or mode == "w" or resume is False:
         remove(work)
     elif resume is None:
-        raise ConflictError(f"{path}: a writer did not finish. {_describe_ways(path)}")
+        raise ConflictError(f"{path}: a writer did not finish. {_how_to_go_on(path)}")
     elif left != _format_version(begun):
         raise ConflictError(
             f"{path} was replaced since a writer left its changes in {work}; resume=False removes the changes"
@@ -361,7 +361,7 @@ def remove(work: str) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _describe_ways(path: str) -> str:
+def _how_to_go_on(path: str) -> str:
     """Return a hint for users: how to continue with the changes of an unfinished writer, and how to remove them."""
     return (
         f"The changes are in {path}{WORK}: open_group(url, 'a', resume=True) continues with them, and resume=False or"
@@ -374,7 +374,7 @@ def _warn_of_forgotten(lock: FileIO, path: str) -> None:
     # In a forked process the lock is closed: the parent still owns the directory.
     if not lock.closed:
         lock.close()
-        warn(f"{path}: the group was dropped before it was closed; use it in a with statement. {_describe_ways(path)}")
+        warn(f"{path}: the group was dropped before it was closed; use it in a with statement. {_how_to_go_on(path)}")
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def complete(group: GroupHome) -> None:
 def consolidate(group: GroupHome | Changes) -> None:
     """Write summaries of the present states of all members into the manifest.
 
-    This first completes an interrupted commit, and lists and reads the members again; the handle then shows the latest
+    This first completes an interrupted commit, and lists and reads the members again; `group` then shows the latest
     list. Raises ValueError inside a transaction.
     """
     if isinstance(group, Changes):

@@ -327,14 +327,14 @@ def _files_in_log(
     for place in filter(None, places):
         group = LocalGroup(place.group, storage_options or {})
         manifest = group.load_manifest()
-        for path, entry in manifest.pending.items():
+        for path, step in manifest.pending.items():
             if path.rpartition(".")[0] != place.name:
                 continue
             # A deleted member needs no files.
             with suppress(FileNotFoundError):
                 offsets = read_member(group.store_of, manifest, path).frame.offsets
                 numbers = set(offsets.tolist())
-                staged = f".{entry.token}{TEMPORARY}"
+                staged = f".{step.token}{TEMPORARY}"
                 for name in names:
                     if chunk_number(name) in numbers or name.rstrip("/").endswith(staged):
                         needed.add(name)
@@ -391,7 +391,7 @@ def _clean_outside_local(group: GroupHome, seconds: float, dry_run: bool) -> Cle
     """
     manifest = group.manifest
     members = {*group.members().values()}
-    staged = {entry.aside(path) for path, entry in manifest.pending.items() if entry.token}
+    staged = {step.aside(path) for path, step in manifest.pending.items() if step.token}
     left, arrays = _waiting(group, members | staged, members)
     unneeded_files = {path: _whole(group, path) for path in (*left, *find_unneeded(group, manifest))}
     with_journal = {left[path] for path in left if path.endswith(JOURNAL)}
