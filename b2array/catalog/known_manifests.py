@@ -43,6 +43,15 @@ def read_manifest(
     hidden_is_missing : bool
         Whether to treat a manifest as missing if the server hides whether it exists. Otherwise this raises
         `HiddenError`: a writer that knows a manifest must not conclude that it is gone.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        The manifest is damaged, or a later version of b2array has written it.
+    LimitError
+        The manifest is larger than `config.limits.metadata_nbytes`.
+    OSError
+        The store cannot be read.
     """
     limit = config.limits.metadata_nbytes
     (head,) = group.ends_through([MANIFEST], limit)[0] if cached else group.head([MANIFEST], limit)

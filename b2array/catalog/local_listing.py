@@ -55,7 +55,10 @@ def list_group(group: Store, manifest: Manifest | None = None) -> tuple[Manifest
 
 
 def list_members(group: Store, manifest: Manifest) -> Members:
-    """List the members of a group and of the groups inside it, as they are after the pending steps in a manifest."""
+    """List the members of a group and of the groups inside it, as they are after the pending steps in a manifest.
+
+    UnsupportedError: a member has a name that it cannot have here.
+    """
     return _members_among(group, group.walk(), manifest)
 
 

@@ -124,8 +124,8 @@ class GroupChange:
     snapshots : SnapshotChanges
         The snapshots to make, drop and copy.
     written : mapping of str to MemberChange
-        The members that the commit writes, in the order of their paths: new ones, and changed ones. `find_written`
-        finds them after the last change.
+        The members that the commit writes, in the order of their paths: new ones, and changed ones. `note_written`
+        notes them after the last change.
     new : mapping of str to str
         The names of the new ones among them, by path.
     committed : Manifest, optional
@@ -156,8 +156,8 @@ class GroupChange:
         """Note that nobody knows if the commit has happened, so that its files stay: the manifest may refer to them."""
         self.is_unknown = True
 
-    def find_written(self) -> None:
-        """Find the members that the commit writes, and set `written` and `new`."""
+    def note_written(self) -> None:
+        """Note which members the commit writes, and which of them are new: set `written` and `new`."""
         members = sorted(self.members.items())
         self.written = {path: member for path, member in members if member.draft.changed}
         self.new = {path: member.name for path, member in members if member.draft.base is None}
@@ -419,20 +419,24 @@ class Medium(Protocol):
         """The store of the group."""
 
     def complete(self, change: GroupChange) -> None:
-        """Do what takes long and needs no lock: encode open chunks; on a local disk, write new members as well."""
+        """Do what takes long and needs no lock: encode open chunks; on a local disk, write new members as well.
+
+        ConflictError: a member to change is gone. RuntimeError: this thread holds the lock of a member on a disk.
+        """
 
     def begin_attempt(self, change: GroupChange, locks: Locks) -> Attempt:
         """Begin an attempt: read the manifest, and read what `GroupChange.require_fit` needs.
 
         On a local disk, first take the pending steps of earlier commits, and lock the members; append the locks to
         `locks`, which the caller releases. In an object store, first write a manifest with rows if the group lacks one.
-        Overtaken: another writer has just written one.
+        Overtaken: another writer has just written one. ConflictError: the group, or a member to change, is gone.
         """
 
     def stage(self, change: GroupChange, attempt: Attempt) -> None:
         """Adopt the members that the change names; write their next states where no reader of the group looks.
 
-        This enters the new states in `attempt.staged`.
+        This enters the new states in `attempt.staged`. ConflictError: another writer has changed the same chunks, or a
+        member is gone. FileExistsError: a frame that is not a member occupies the place of a new member.
         """
 
     def unstage(self, attempt: Attempt) -> None:

@@ -119,7 +119,11 @@ class Handle:
 
     @property
     def described(self) -> Source | Summary:
-        """The source, or the summary of a group's member that was not read yet."""
+        """The source, or the summary of a group's member that was not read yet.
+
+        If a new frame was never committed, its ended handle still shows the draft. Other ended handles raise their
+        error.
+        """
         cursor = self.cursor
         if self._draft is None and isinstance(cursor, Promised | Ended) and cursor.description is not None:
             return cursor.description

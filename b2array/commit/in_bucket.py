@@ -97,7 +97,7 @@ def commit_member(draft: Draft) -> Revision:
         members={path: MemberChange(owner.name, draft)},
         removed=removed,
     )
-    change.find_written()
+    change.note_written()
     committed = commit_group(Bucket(manifests), change)
     return next(iter(committed.states.values()))
 

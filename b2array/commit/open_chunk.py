@@ -74,7 +74,8 @@ class Form:
     ) -> TextChunk:
         """Open a chunk of text on top of its old bytes, or without them if a write replaces all of it.
 
-        The old bytes were written in the layout `before`, in which the chunk had the same `coords`.
+        `number` is the number of the chunk, and `coords` are its coordinates. The old bytes were written in the layout
+        `before`, in which the chunk had the same coordinates.
         """
         fill = unpack_item(self.fill or b"", self.layout.dtype)
         old = None if stored is None else OldText(stored, before, sum(map(mul, coords, before.grid_strides)))

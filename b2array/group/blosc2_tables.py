@@ -169,7 +169,8 @@ class Table:
     def _read_schema(self) -> dict[str, Mapping[str, Any]]:
         """Read the description of each column, by the column's name; FormatError for an invalid description.
 
-        Computed columns are included, with the kind "computed".
+        Computed columns are included, with the kind "computed". UnsupportedError: a later version of python-blosc2 has
+        written the description.
         """
         text = SChunk(self._open(DESCRIPTION)).vlmeta.get("schema")
         schema = None
@@ -213,7 +214,7 @@ class Table:
         return self._rows
 
     def _read_rows(self) -> npt.NDArray[np.int64]:
-        """Read the mask of rows, and return the positions of the rows that were not deleted."""
+        """Read the mask of rows; return the positions of the rows that were not deleted. FormatError: it is no mask."""
         mask = self._open_array(_ROWS)
         if mask.dtype != np.bool_ or mask.ndim != 1:
             raise FormatError(f"expected a mask of rows, found an array of {mask.dtype} in {mask.ndim} dimensions")

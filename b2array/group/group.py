@@ -120,6 +120,8 @@ def open_group(
         Something exists at the URL; with "w", something other than a group.
     KeyError
         No snapshot has this name.
+    ValueError
+        The mode is unknown, or does not go with the other arguments.
     FormatError
         The URL names a file that is not an archive.
     ReadOnlyError
@@ -403,7 +405,10 @@ class Group(MutableMapping[str, Any]):
 
     @property
     def attrs(self) -> Attrs:
-        """The attributes of the group, as a mapping. Each assignment is a commit."""
+        """The attributes of the group, as a mapping. Each assignment is a commit, except in a transaction.
+
+        If the handle follows other writers, this makes the home list the members again.
+        """
         if self._follow:
             self._home.refresh()
         return Attrs(self._home, self._prefix, self._mode)
@@ -415,7 +420,7 @@ class Group(MutableMapping[str, Any]):
             raise AttributeError(f"'Group' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _members(self) -> Members:
-        """Return the members of the outermost group; list them again if the handle follows other writers."""
+        """Return the members of the outermost group; the home lists them again if the handle follows other writers."""
         if self._follow:
             self._home.refresh()
         return self._home.members()
@@ -866,7 +871,10 @@ class Group(MutableMapping[str, Any]):
         return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the first array, and return its name and an in-memory copy of it. Raises the errors of `pop`."""
+        """Remove the first array, and return its name and an in-memory copy of it.
+
+        Raises the errors of `pop`, and KeyError if the group has no array.
+        """
         members = self._members()
         name = next((name for name in self if self._full_name(name) in members), None)
         if name is None:
@@ -915,6 +923,8 @@ class Group(MutableMapping[str, Any]):
             The group has no such member.
         FileExistsError
             The destination has a member, group or attribute with this name.
+        TypeError
+            `into` is neither a group nor a URL.
 
         Examples
         --------

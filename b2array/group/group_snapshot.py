@@ -134,7 +134,8 @@ def find_snapshot(group: GroupHome, name: str, manifest: Manifest | None = None)
 def load_snapshot(group: GroupHome, entry: Kept, manifest: Manifest) -> SnapshotHome:
     """Load a group at a snapshot that the ledger of a manifest lists; this reads the list of members, and no member.
 
-    ConflictError: another writer has dropped the snapshot since the manifest was read.
+    ConflictError: another writer has dropped the snapshot since the manifest was read. FormatError: the list is missing
+    or damaged.
     """
     try:
         members = load_members(group.store, group.url, entry)

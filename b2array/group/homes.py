@@ -156,14 +156,16 @@ class GroupHome(ABC):
     def load_manifest(self, *, cached: bool = False) -> Manifest:
         """Read the present manifest from the store, without changing the members shown.
 
-        With `cached`, it may come from the cache on disk: only a reader may pass it.
+        With `cached`, it may come from the cache on disk: only a reader may pass it. Raises the errors of
+        `read_manifest`.
         """
 
     @abstractmethod
     def update_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Write the manifest that `change` makes from the present one, and return it.
 
-        Try again if another writer was faster.
+        Try again if another writer was faster. The members shown stay the same. ConflictError: another group is in the
+        place now, or too many other writers were faster. Raises the errors of `change` as well.
         """
 
     @abstractmethod
@@ -210,11 +212,11 @@ class GroupHome(ABC):
 
     @abstractmethod
     def address(self, path: str) -> str:
-        """Return the URL of a path in the group."""
+        """Return the URL of a path in the group. ValueError or FormatError: the URL would name another place."""
 
     @abstractmethod
     def store_of(self, path: str) -> Store:
-        """Return the store of the frame at a path in the group."""
+        """Return the store of the frame at a path in the group, which refuses links. ValueError: as for `address`."""
 
     @abstractmethod
     def embedded_paths(self) -> Mapping[str, str]:
@@ -222,9 +224,11 @@ class GroupHome(ABC):
 
     @abstractmethod
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path; raise ConflictError if the list of members is out of date.
+        """Open a member by its path.
 
-        With `lazy`, a reader gets the summary of the member, if there is one, and the member is read at its first use.
+        ConflictError: the list of members is out of date, or a later transaction has changed the member. FormatError:
+        the member is damaged or missing. Embedded members are opened read-only. With `lazy`, a reader gets the summary
+        of the member, if there is one, and the member is read at its first use.
         """
 
     @abstractmethod
@@ -252,7 +256,10 @@ class GroupHome(ABC):
 
     @abstractmethod
     def state_of(self, path: str, manifest: Manifest) -> Revision:
-        """Load the state of a member that belongs to a manifest."""
+        """Load the state of a member that belongs to a manifest.
+
+        FileNotFoundError, ConflictError or FormatError: it is not there.
+        """
 
     @property
     @abstractmethod

@@ -335,7 +335,7 @@ class Transaction(Changes):
         Without any change, nothing is written. If an error follows the commit, the handles show the commit as well.
         """
         change = self.change
-        change.find_written()
+        change.note_written()
         written = change.written
         if written or change.removed or change.snapshots:
             try:
@@ -362,14 +362,14 @@ class Transaction(Changes):
         states, members = committed.states, self.change.members
         if self.view.is_local:
             for path, state in states.items():
-                _settle(members[path], state)
+                _finish(members[path], state)
         else:
-            map_concurrently(lambda path: _settle(members[path], states[path]), [*states])
+            map_concurrently(lambda path: _finish(members[path], states[path]), [*states])
         for path, state in states.items():
             self.view.remember(path, state)
 
 
-def _settle(member: MemberChange, state: Revision) -> None:
+def _finish(member: MemberChange, state: Revision) -> None:
     """Clean up after the commit of a member, given its committed state: end its draft, and remove unused new files.
 
     On a local disk, there is nothing to do for a new member, whose frame has been moved.

@@ -231,6 +231,15 @@ def open_unpacked(
     resume : bool, optional
         Whether to take over the directory that another writer has left, or to remove it. By default such a directory
         raises ConflictError, whose message says so; mode "w" removes it.
+
+    Raises
+    ------
+    ConflictError
+        Another writer is changing the archive, did not finish, or began with another version of the archive.
+    FileExistsError, FileNotFoundError
+        The mode allows no existing archive, or needs one.
+    ValueError
+        `resume` does not go with the mode "w".
     """
     if resume and mode == "w":
         raise ValueError("mode 'w' begins with an empty group, and cannot resume; write mode='a'")
