@@ -32,7 +32,7 @@ publishes the members: it gives each its new state in the usual place. A new mem
 published before the commit, so that no other frame can take its place; readers of the group do not see it yet.
 `on_disk` and `in_bucket` say how each kind of storage does that. A third kind needs:
 
-* a class of `store`, whose `can` says what it can do. Frames by themselves need nothing else;
+* a class of `store`, which `store.open` chooses, and whose `can` says what it can do. A frame by itself needs no more;
 * a `Medium` beside `Disk` and `Bucket`;
 * a `GroupHome` beside `LocalGroup` and `ListedGroup`, which makes the medium, and which `group.listed_group.group_at`
   chooses;

@@ -471,7 +471,8 @@ def commit_group(medium: Medium, change: GroupChange) -> Committed:
     Raises
     ------
     ConflictError
-        Another writer has changed a member, a name or a snapshot on which these changes depend.
+        Another writer has changed a member, a name or a snapshot on which these changes depend, or too many other
+        writers were faster.
     FileExistsError
         A frame that is not a member of the group occupies the place of a new member.
     RuntimeError

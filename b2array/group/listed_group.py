@@ -468,9 +468,8 @@ class ListedGroup(GroupHome):
     ) -> Revision | None:
         """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more.
 
-        With `cached`, the index may come from the cache on disk. Embedded members are read in
-        their present state, because they have no other. `deep` is about frames that keep states: revisions never
-        change.
+        With `cached`, the index may come from the cache on disk. Embedded members are read in their present state,
+        because they have no other. `deep` is about frames that keep states: revisions never change.
         """
         path, generation, sparse, _ = state
         if is_embedded(path):

@@ -246,7 +246,7 @@ class LocalGroup(GroupHome):
             raise another_group(self.url)
 
     def embedded_paths(self) -> Mapping[str, str]:
-        """Return a path for each member in the embedding frame, by its name."""
+        """Return a path for each member in the embedding frame, by its name; none if the manifest has rows."""
         manifest = self.manifest
         return {} if manifest.rows is not None else local_listing.embedded_paths(self.store, manifest)
 

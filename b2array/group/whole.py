@@ -152,11 +152,11 @@ _ABANDONED = re.compile(
 
 
 def exists(group: GroupHome, *, visible: bool = False) -> bool:
-    """Return whether there is a group, or a local directory with any files, which can become a group.
+    """Return whether there is a group, or a local directory with any files, which can become a group; this lists them.
 
     With `visible`, a local directory counts only if it or a directory around it is marked as a group, or if members are
-    in it or one level below; nothing further down is examined. Raises the store's error if it hides whether the group
-    is marked.
+    in it or one level below; nothing further down is examined. Files that a writer has left before its first commit do
+    not count. Raises the store's error if it hides whether the group is marked.
     """
     if group.is_marked():
         return True
