@@ -24,7 +24,8 @@ The last write of a plan makes the commit visible, and is atomic. In `frame_comm
 A writer that is killed before that write leaves the last commit intact. The next writer cuts off what was appended to a
 file. Staged files (``.b2tmp``), and chunks and revisions to which nothing refers, remain until `b2array.vacuum` removes
 them. Only where the system cannot exchange two names in one step, `exchange` takes several renames. A writer that is
-killed between the first two leaves both frames under names that end with ``.b2tmp``, and nothing in the place.
+killed between the first two leaves both frames under names that end with ``.b2tmp``, and nothing in the place; `vacuum`
+takes them for staged files.
 
 A group commits by `group_commit.commit_group`. It stages the next state of each member where no reader of the group
 looks, and then writes the manifest once: **the call of `Medium.write` in `group_commit` is the commit**. Afterwards it
