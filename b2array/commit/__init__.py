@@ -25,7 +25,7 @@ A writer that is killed before that write leaves the last commit intact. The nex
 file. Staged files (``.b2tmp``), and chunks and revisions to which nothing refers, remain until `b2array.vacuum` removes
 them. Only where the system cannot exchange two names in one step, `exchange` takes several renames. A writer that is
 killed between the first two leaves both frames under names that end with ``.b2tmp``, and nothing in the place; `vacuum`
-takes them for staged files.
+puts the old one back.
 
 A group commits by `group_commit.commit_group`. It stages the next state of each member where no reader of the group
 looks, and then writes the manifest once: **the call of `Medium.write` in `group_commit` is the commit**. Afterwards it

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from b2array.store.base import durability
 from b2array.store.descriptors import open_descriptor
-from b2array.store.endings import TEMPORARY
+from b2array.store.endings import replaced_name
 from b2array.store.forces import force_directory, sync_directory, then
 
 __all__ = [
@@ -256,8 +256,11 @@ def exchange(source: str, target: str, *, at_once: bool = False) -> bool:
         return True
     if at_once:
         return False
-    # Keep the old file under another name until the new file has its name.
-    aside = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
+    # Keep the old file under another name until the new file has its name. If a writer is killed between these renames,
+    # `vacuum` recognizes the old file by that name, and puts it back.
+    aside = replaced_name(source)
+    if not aside:
+        raise ValueError(f"{source}: expected the name of a staged frame")
     os.rename(target, aside)
     try:
         os.rename(source, target)

@@ -29,7 +29,7 @@ from b2array.commit.leftovers import belongs, discard
 from b2array.commit.publication import publish_missing
 from b2array.commit.retired import remove_retired
 from b2array.display.text_tables import count_text, size
-from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
+from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError, warn
 from b2array.exchange.formats import Storage
 from b2array.format.frame_header import FrameType
 from b2array.format.index import chunk_number
@@ -42,7 +42,7 @@ from b2array.group.homes import GroupHome
 from b2array.group.listed_group import ListedGroup
 from b2array.group.local_group import LocalGroup
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
-from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
+from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED, replaced_frames
 from b2array.store.local_store import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
@@ -103,6 +103,9 @@ def vacuum(
 
     All files of a parallel write are removed together, once the newest file is old enough, even if the array was never
     created. The process of a transaction with forks keeps its files young.
+
+    Some systems, such as Windows, cannot exchange two names in one step. If a writer was killed there while it replaced
+    an array by one of the other layout, the old array is put back, with a warning.
 
     Parameters
     ----------
@@ -174,14 +177,40 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
             if old:
                 for needed in _files_in_log(store, url, storage_options, list(old)):
                     del old[needed]
+            replaced = [] if there.revision is not None else _spare_replaced(there.removable, old)
             if not dry_run:
                 try:
                     _commit_before(there, old)
                 except ConflictError:  # another writer has committed in the meantime
                     continue
+                place = Path(os.path.realpath(store.url))
+                for temporary in replaced:
+                    _put_back(LocalStore(place), LocalStore(place.parent / temporary))
                 journals.remove(store, old)
         return Cleanup.of(store.url, old, dry_run=dry_run)
     raise too_many_conflicts(store)
+
+
+def _spare_replaced(files: Collection[str], old: Files) -> list[str]:
+    """Find frames whose writers were killed while they replaced them; return the names of the frames to put back.
+
+    Nothing has their places. This takes the replaced frames out of `old`, the files to remove, in any case. A frame is
+    put back if its new frame is in `old`: the writer of a younger one may be at work.
+    """
+    names = {name.rstrip("/"): name for name in files}
+    to_put_back = []
+    for replaced, new in replaced_frames(names).items():
+        old.pop(names[replaced], None)
+        if names[new] in old:
+            to_put_back.append(replaced)
+    return to_put_back
+
+
+def _put_back(place: Store, replaced: Store) -> None:
+    """Move a replaced frame back into its place, and warn; do nothing if something else is there by now."""
+    with suppress(FileExistsError):
+        place.move_here(replaced)
+        warn(f"{place.url}: put the array back that its writer was replacing when it was killed")
 
 
 def _drop_unpinned(store: Store) -> None:
@@ -400,7 +429,10 @@ def _clean_outside_local(group: GroupHome, seconds: float, dry_run: bool) -> Cle
         of_frame = {path: unneeded_files[path] for path in left if left[path] == frame}
         unneeded_files |= journals.with_newest_time(of_frame)
     old = _older(group.store, unneeded_files, seconds)
+    replaced = _spare_replaced(unneeded_files, old)
     if not dry_run:
+        for path in replaced:
+            _put_back(group.store_of(left[path]), group.store_of(path))
         for path in old:
             front, _, token = path.partition("/")
             if front == RETIRED:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from contextlib import nullcontext
 
 import blosc2
 import dask.array
@@ -22,6 +24,7 @@ from b2array.errors import (
 )
 from b2array.format import index
 from b2array.frame.source import FRAME_NAME
+from b2array.store import disk
 from b2array.store.open import open_store
 
 pytestmark = pytest.mark.usefixtures("_no_cache")
@@ -456,3 +459,58 @@ def test_arrays_that_a_group_does_not_list_stay_unless_it_has_deleted_them(layou
     assert b2array.open(f"{url}/alone.b2nd")[...].tolist() == [0, 1, 2, 3, 4]
     assert [*group] == ["y"]
     assert group["y"][...].tolist() == [0, 1, 2, 3]
+
+
+def _replace_until_killed(monkeypatch, at, url, layout):
+    """Replace an array in a process that ends before a rename of a number, where names cannot be exchanged at once."""
+    rename, count = os.rename, itertools.count()
+
+    def renamed(*args, **options):
+        if next(count) == at:
+            os._exit(0)
+        rename(*args, **options)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr(disk, "swap", lambda *_: False)
+            monkeypatch.setattr(os, "rename", renamed)
+            b2array.asarray(np.arange(50), url=url, layout=layout, chunks=(10,), overwrite=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ends a forked process")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("within", ["", "folder"])
+@pytest.mark.parametrize(("layout", "other"), [("contiguous", "sparse"), ("sparse", "contiguous")])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_frame_that_a_killed_writer_was_replacing_is_put_back(tmp_path, monkeypatch, within, layout, other, at):
+    url = tmp_path / within / "a.b2nd"
+    old, new = np.arange(100), np.arange(50)
+    b2array.asarray(new, url=url.with_name("b.b2nd"))
+    b2array.asarray(old, url=url, layout=layout, chunks=(10,))
+    _replace_until_killed(monkeypatch, at, url, other)
+    assert url.exists() == (at != 1)
+    where = url.parent if within else url
+    with pytest.warns(UserWarning, match="a.b2nd: put the array back") if at == 1 else nullcontext():
+        b2array.vacuum(where, grace=0)
+    assert np.array_equal(b2array.open(url)[...], old if at < 2 else new)
+    assert b2array.verify(where)
+    assert [path.name for path in tmp_path.rglob("*.b2tmp")] == []
+    b2array.open(url, "r+")[0] = 7
+    assert b2array.open(url)[0] == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ends a forked process")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_neither_frame_is_removed_while_its_writer_may_be_at_work(tmp_path, monkeypatch):
+    url = tmp_path / "a.b2nd"
+    b2array.asarray(np.arange(100), url=url, layout="contiguous")
+    os.utime(url, (0, 0))
+    _replace_until_killed(monkeypatch, 1, url, "sparse")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert not b2array.vacuum(url, grace="1h").removed
+    assert len(b2array.vacuum(url, grace=0, dry_run=True).removed) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
