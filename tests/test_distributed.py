@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import get_all_start_methods
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import dask
 import dask.array as da
@@ -49,17 +49,17 @@ def fresh_processes() -> BaseContext:
 
 
 @contextmanager
-def two_workers() -> Iterator[object]:
+def workers(count: int, failures: int = 10) -> Iterator[object]:
     settings = {
         **START,
-        "distributed.scheduler.allowed-failures": 10,
+        "distributed.scheduler.allowed-failures": failures,
         "distributed.worker.daemon": True,
         # On a busy machine half a minute is not enough for a worker to be answered.
         "distributed.comm.timeouts.connect": "120s",
     }
     with (
         dask.config.set(settings),
-        distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
+        distributed.LocalCluster(count, threads_per_worker=2, processes=True, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
@@ -67,7 +67,7 @@ def two_workers() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[object]:
-    with two_workers() as client:
+    with workers(2) as client:
         yield client
 
 
@@ -79,7 +79,7 @@ def mortal_client() -> Iterator[object]:
     distributed waits for ever if a worker dies while it is being started. Of several tests with the same cluster the
     second might kill the only one left.
     """
-    with two_workers() as client:
+    with workers(2) as client:
         yield client
 
 
@@ -260,6 +260,42 @@ def test_a_worker_that_is_killed_is_made_up_for(mortal_client: object, tmp_path:
     a = b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout, scheduler=mortal_client)
     assert (tmp_path / "killed").exists()
     assert np.array_equal(b2array.open(a.url)[...], values())
+    assert [path.name for path in tmp_path.rglob(f"*{JOURNAL}*")] == []
+
+
+def die_by_chance(block: np.ndarray, chance: float) -> np.ndarray:
+    """Kill the worker, unless it is the first, with a chance that each repetition meets anew."""
+    rng = np.random.default_rng()
+    time.sleep(0.05 * rng.random())
+    if str(distributed.get_worker().name) != "0" and rng.random() < chance:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return block
+
+
+@pytest.mark.slow
+def test_workers_that_die_again_and_again_and_steal_tasks_lose_nothing(tmp_path: Path, remote: dict[str, Any]) -> None:
+    """Tasks repeat what a dead worker had written, beside tasks of the same array that go on elsewhere."""
+    group_url, options = str(remote["url"]).replace("a.b2nd", "g.b2d"), remote["storage_options"]
+    with dask.config.set({"distributed.scheduler.work-stealing-interval": "20ms"}), workers(3, failures=1000) as client:
+        for number, chance in enumerate([0.1, 0.2]):
+            values = np.random.default_rng(number).integers(0, 10**6, SHAPE)
+            x = da.from_array(values, chunks=(8, 7)).map_blocks(die_by_chance, chance=chance, dtype=values.dtype)
+            for layout in LAYOUTS:
+                url = tmp_path / f"{number} {layout}.b2nd"
+                a = b2array.from_dask(x, url, chunks=(4, 7), layout=layout, scheduler=client)
+                assert np.array_equal(b2array.open(a.url)[...], values)
+                group = b2array.open_group(tmp_path / f"{number}.b2d", "w")
+                group.create("a", shape=SHAPE, dtype=values.dtype, chunks=(8, 7), layout=layout)
+                with group.transaction() as changes:
+                    changes["a"].store(x, scheduler=client)
+                    changes["b"] = values
+                for found in b2array.open_group(group.url).arrays().values():
+                    assert np.array_equal(found[...], values)
+            far = b2array.open_group(group_url, "w", storage_options=options)
+            far.create("a", shape=SHAPE, dtype=values.dtype, chunks=(8, 7))
+            far["a"].store(x, scheduler=client)
+            assert np.array_equal(b2array.open_group(group_url, storage_options=options)["a"][...], values)
+    assert b2array.verify(tmp_path)
     assert [path.name for path in tmp_path.rglob(f"*{JOURNAL}*")] == []
 
 
