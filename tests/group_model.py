@@ -81,6 +81,13 @@ COLUMNS, FIRST_ROWS, MOST_ROWS = 3, 3, 12
 REMEMBERED = 32
 """The number of commits that an array remembers."""
 
+FOCUSES = {
+    "first commits": ["begin_group"],
+    "tasks": ["store", "store_again", "run_tasks_again", "change_by_forks", "change_plain"],
+    "other groups": ["rename"],
+}
+"""The names of a few verbs each, for writers that do nothing else, and so meet often what is rare otherwise."""
+
 
 class GivenUp(Exception):
     """What a task or a transaction raises that gives up."""
@@ -177,6 +184,8 @@ class Settings:
     threads: int = 1
     swaps: bool = True
     disk_cache: str | None = None
+    verbs: list[str] = field(default_factory=list)
+    """The names of what writers do; if it is empty, they do everything."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -323,6 +332,8 @@ class Writer(Worker):
             verbs.append((6, self.rename))
         if not self.within:
             verbs += [(3, self.extend_dataset), (3, self.change_dataset)]
+        if self.settings.verbs:
+            verbs = [(weight, verb) for weight, verb in verbs if verb.__name__ in self.settings.verbs]
         verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
         refused = ConflictError if verb in self.together else REFUSED
         op = verb.__name__ + " inside" * bool(self.within)

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from clouds import Cloud
 from group_model import (
+    FOCUSES,
     MOUNT,
     NAMES,
     OPERATIONS,
@@ -231,13 +232,33 @@ def size(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> tuple[f
     return (pytestconfig.getoption("--groups") or seconds, *counts)
 
 
-def play_in_processes(
-    play: Play, layout: str, size: tuple[float, int, int, int], seed: int, *, swaps: bool = True
-) -> None:
-    seconds, writers, readers, threads = size
-    crowd = Crowd(play.settings(seed, layout, threads, swaps=swaps), random.Random(seed))
+def play_in_processes(play: Play, settings: Settings, seconds: float, writers: int, readers: int) -> None:
+    crowd = Crowd(settings, random.Random(settings.seed))
     crowd.run(seconds, writers, readers)
     play.end(kills=crowd.kills, stops=crowd.stops)
+
+
+def play_in_threads(
+    play: Play, settings: Settings, seconds: float, writers: int, readers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group_model.listen(settings, monkeypatch)
+    crowd = [replace(settings, serial=n, reads=n > writers) for n in range(1, writers + readers + 1)]
+    threads = [threading.Thread(target=group_model.work, args=[each]) for each in crowd]
+    for thread in threads:
+        thread.start()
+    let_begin(settings, seconds, len(threads))
+    for thread in threads:
+        thread.join()
+    play.end()
+
+
+def begin_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool) -> Play:
+    """Make a group in memory, which behaves as an object store unless it has locks."""
+    url = f"memory://{tmp_path.name}.b2d"
+    if not has_locks:
+        compare(type(open_store(url)), monkeypatch)
+        monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.01)
+    return Play(url, tmp_path, {}, is_local=True)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
@@ -247,7 +268,9 @@ def play_in_processes(
 def test_a_group_in_files_shows_what_was_committed(
     tmp_path: Path, layout: str, size: tuple[float, int, int, int], seed: int
 ) -> None:
-    play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), layout, size, seed)
+    seconds, writers, readers, threads = size
+    play = Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True)
+    play_in_processes(play, play.settings(seed, layout, threads), seconds, writers, readers)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
@@ -255,7 +278,9 @@ def test_a_group_in_files_shows_what_was_committed(
 def test_a_group_in_files_whose_names_cannot_be_swapped_shows_what_was_committed(
     tmp_path: Path, size: tuple[float, int, int, int], seed: int
 ) -> None:
-    play_in_processes(Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True), "any", size, seed, swaps=False)
+    seconds, writers, readers, threads = size
+    play = Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True)
+    play_in_processes(play, play.settings(seed, "any", threads, swaps=False), seconds, writers, readers)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +308,10 @@ def test_a_group_in_an_object_store_shows_what_was_committed(
     cloud_of: Callable[[str], Cloud],
 ) -> None:
     cloud = cloud_of(kind)
+    seconds, writers, readers, threads = size
     bucket = cloud.make_bucket(f"model-{uuid4()}")
-    play_in_processes(Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False), layout, size, seed)
+    play = Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False)
+    play_in_processes(play, play.settings(seed, layout, threads), seconds, writers, readers)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
@@ -299,23 +326,44 @@ def test_a_group_in_memory_shows_what_was_committed(
 ) -> None:
     """In memory, and in memory that behaves as an object store, where much more happens than on a server."""
     seconds, writers, readers, _ = size
-    url = f"memory://{tmp_path.name}.b2d"
-    if not has_locks:
-        compare(type(open_store(url)), monkeypatch)
-        monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.01)
-    play = Play(url, tmp_path, {}, is_local=True)
-    settings = play.settings(seed, layout, 1)
-    group_model.listen(settings, monkeypatch)
-    threads = []
-    for serial in range(1, writers + readers + 1):
-        mine = Settings(**{**asdict(settings), "serial": serial, "reads": serial > writers})
-        threads.append(threading.Thread(target=group_model.work, args=[mine]))
-    for thread in threads:
-        thread.start()
-    let_begin(settings, seconds / 2, len(threads))  # there are twice as many of these tests
-    for thread in threads:
-        thread.join()
-    play.end()
+    play = begin_in_memory(tmp_path, monkeypatch, has_locks=has_locks)
+    # There are twice as many of these tests.
+    play_in_threads(play, play.settings(seed, layout, 1), seconds / 2, writers, readers, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("place", "focus"),
+    [
+        ("files", "first commits"),
+        ("files that cannot be swapped", "first commits"),
+        ("memory", "first commits"),
+        ("as a server", "first commits"),
+        ("files", "tasks"),
+        ("as a server", "tasks"),
+        ("files", "other groups"),
+    ],
+)
+def test_writers_who_do_a_few_things_show_what_was_committed(
+    tmp_path: Path,
+    place: str,
+    focus: str,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+) -> None:
+    """What several rare events have to come together for comes often if nothing else is done."""
+    seconds, writers, readers = pytestconfig.getoption("--groups") or 2, 3, 1
+    verbs = FOCUSES[focus]
+    if place in ("memory", "as a server"):
+        play = begin_in_memory(tmp_path, monkeypatch, has_locks=place == "memory")
+        settings = replace(play.settings(seed, "any", 1), verbs=verbs)
+        play_in_threads(play, settings, seconds, writers, readers, monkeypatch)
+    else:
+        play = Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True)
+        settings = replace(play.settings(seed, "any", 1, swaps=place == "files"), verbs=verbs)
+        play_in_processes(play, settings, seconds, writers, readers)
 
 
 # The checker finds what cannot be.
