@@ -58,7 +58,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format.annotations import GroupCommit
 from b2array.format.state import State
 from b2array.frame.revision import Owner, Revision
-from b2array.store.base import MISSING, Store, Version, attempts, conflict, moved_away, too_many_conflicts
+from b2array.store.base import MISSING, HiddenError, Store, Version, attempts, conflict, moved_away, too_many_conflicts
 
 __all__ = ["Bucket", "commit_member", "first_free_number", "map_concurrently", "write_earlier_revision"]
 
@@ -253,10 +253,15 @@ class Bucket:
         rows = manifest.rows or {}
 
         def adopt(name: str) -> None:
-            """Adopt the present state of a member, unless it cannot be read: then nobody else can change it, either."""
-            with suppress(*MISSING, FormatError, UnsupportedError):
-                member = BucketMember(self._known, name)
+            """Adopt the present state of a member, unless it is missing or damaged: then nobody else can change it."""
+            member = BucketMember(self._known, name)
+            try:
                 _adopt_latest(member, load_member(member, manifest), manifest)
+            except HiddenError:
+                # Another writer may be able to read what this one cannot.
+                raise
+            except (*MISSING, FormatError, UnsupportedError):
+                return
 
         names = [name_of(path) for path in paths if not is_embedded(path)]
         map_concurrently(adopt, [name for name in names if name in rows and not rows[name].generation])
@@ -414,6 +419,8 @@ def _rebase_and_adopt(member: BucketMember, draft: Draft, manifest: Manifest) ->
         raise ValueError(f"{draft.url}: expected a draft of an existing member, found one of a new member")
     try:
         current = load_member(member, manifest, last=draft.base)
+    except HiddenError:
+        raise
     except MISSING:
         raise moved_away(draft.url) from None
     draft.rebase(current)

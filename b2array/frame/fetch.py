@@ -28,7 +28,7 @@ from b2array.format.annotations import Sizes, block_bounds
 from b2array.format.b2nd import TEXT
 from b2array.format.index import chunk_number
 from b2array.frame.source import SPOOL, CachedHead, ChunkRequest, Location, Source
-from b2array.store.base import MISSING, join_views, stale_reader, too_short, where
+from b2array.store.base import MISSING, HiddenError, join_views, stale_reader, too_short, where
 from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
@@ -344,7 +344,8 @@ def _explain_missing(
         # A writer has moved the new frame from this temporary place to its final one.
         explained = stale_reader(source.url)
     elif name:
-        explained = ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none")
+        found = "found none, or none that may be read" if isinstance(error, HiddenError) else "found none"
+        explained = ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, {found}")
     else:
         return error
     explained.__cause__ = error

@@ -243,8 +243,8 @@ class Revision(Source):
         """
         try:
             current = self.owner.load(self)
-        except FileNotFoundError:
-            return moved_away(self.url)
+        except FileNotFoundError as error:
+            return None if isinstance(error, HiddenError) else moved_away(self.url)
         except ConflictError as error:
             return error
         except FormatError:

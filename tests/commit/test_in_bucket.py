@@ -14,7 +14,7 @@ import blosc2
 import fsspec
 import numpy as np
 import pytest
-from operations import WRITES, Killed, Operations, compare
+from operations import READS, WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import open_group
@@ -22,8 +22,9 @@ from b2array.catalog.known_manifests import read_manifest
 from b2array.catalog.manifest import MANIFEST, Manifest
 from b2array.catalog.redo import inspect_place
 from b2array.commit import in_bucket
-from b2array.errors import ConflictError, FormatError
+from b2array.errors import ChunkMissingError, ConflictError, FormatError
 from b2array.store import base
+from b2array.store.base import HiddenError
 from b2array.store.open import open_store
 
 LAYOUTS = pytest.mark.parametrize("layout", ["sparse", "contiguous"])
@@ -529,3 +530,64 @@ def test_an_object_in_place_of_a_sparse_array_is_a_conflict_and_no_error_of_the_
         assert by_url(place, "x") in possible
         assert open_group(place)["x"][...].tolist() in possible
     assert moments > 1
+
+
+def delete(group: b2array.Group) -> None:
+    del group["x"]
+
+
+def move(group: b2array.Group) -> None:
+    group.move("x", "z")
+
+
+def replace_by_other(group: b2array.Group) -> None:
+    group.create("x", data=np.full(8, 5.0), chunks=(2,), overwrite=True)
+
+
+def refuse(name: str, call: Callable[[], Any]) -> Any:
+    """Answer a read as a server does that does not say whether an object exists; do what is no read."""
+    refusal = HiddenError("the server refuses")
+    if name == "head":
+        return [refusal for _ in call()]
+    if name in READS:
+        raise refusal
+    return call()
+
+
+@LAYOUTS
+@pytest.mark.parametrize("change", [delete, move, replace_by_other])
+def test_a_member_that_cannot_be_read_to_adopt_it_is_not_deleted(
+    url: str, layout: Any, change: Callable[[b2array.Group], None], operations: Operations
+) -> None:
+    outcomes = set()
+    for moment in range(4):
+        place = url.replace(".b2d", f"-{moment}.b2d")
+        made(place, layout, in_group=False)
+        late, failure = b2array.open(f"{place}/x.b2nd", "r+"), None
+        open_group(place, "r+")["y"][0] = 7  # the manifest lists x, which notes no group
+        group = open_group(place, "r+")
+
+        def meet(number: int, name: str, call: Callable[[], Any], first: int = moment, late: Any = late) -> Any:
+            """Refuse reads from a moment on, and let another writer act between the commit and what follows."""
+            if name == "delete":
+                with pytest.raises(ConflictError):
+                    late[0] = 9
+            return call() if number < first else refuse(name, call)
+
+        try:
+            operations.watch(partial(change, group), meet)
+        except (OSError, ConflictError, ChunkMissingError) as error:
+            failure = error
+        outcomes.add(failure is None)
+        shown = {name: array[0] for name, array in open_group(place).items() if name != "y"}
+        assert (shown == {"x": 0.0}) == (failure is not None)
+    assert outcomes == {True, False}
+
+
+def test_reads_that_a_server_refuses_do_not_say_that_anything_is_gone(url: str, operations: Operations) -> None:
+    x = made(url, "sparse")["x"]
+    refused = (ChunkMissingError, PermissionError)
+    for act in (lambda: x[...], lambda: x.__setitem__(0, 9), x.refresh):
+        with pytest.raises(refused, match=r"none that may be read|the server refuses"):
+            operations.watch(act, lambda _, name, call: refuse(name, call))
+    assert open_group(url)["x"][...].tolist() == np.arange(8.0).tolist()
