@@ -55,7 +55,7 @@ def prepare_members(changes: Changes, change: GroupChange) -> None:
 def restore(changes: Changes, change: GroupChange, name: str) -> None:
     """Delete later members, and give each member that differs from the snapshot its earlier revision.
 
-    Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops it first.
+    The other members count as read: the commit is refused if another writer changes one of them first. Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops it first.
     """
     # The transaction knows all snapshots, and no revision is removed while the manifest names it.
     manifest = changes.view.manifest
@@ -66,8 +66,12 @@ def restore(changes: Changes, change: GroupChange, name: str) -> None:
     rows = manifest.rows or {}
     differing = {}
     for each, state in then.states.items():
-        is_same = changes.members().get(each) == state.path
-        if not is_same or not names_same_state(rows.get(each), state):
+        is_same = changes.members().get(each) == state.path and names_same_state(rows.get(each), state)
+        # The row does not know what this transaction has changed.
+        member = change.members.get(state.path)
+        if is_same and (member is None or not member.draft.changed):
+            changes.note_read(state.path)
+        else:
             differing[each] = state
     revisions = map_concurrently(lambda state: then.state_of(state.path), differing.values())
     for (each, state), revision in zip(differing.items(), revisions, strict=True):

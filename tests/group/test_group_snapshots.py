@@ -761,6 +761,52 @@ def test_a_member_whose_snapshot_other_software_took_says_that_it_is_to_be_dropp
     assert not {*group}
 
 
+def _write_all(changes: Group) -> None:
+    for array in changes.arrays().values():
+        array[...] = 90
+        array.attrs["later"] = 1
+    changes.attrs["later"] = 1
+
+
+def _replace_all(changes: Group) -> None:
+    for name in list(changes.arrays()):
+        del changes[name]
+        changes[name] = [90]
+
+
+def _rename_all(changes: Group) -> None:
+    for name in list(changes.arrays()):
+        changes.move(name, f"{name}2")
+
+
+@pytest.mark.parametrize("alter", [_write_all, _replace_all, _rename_all])
+def test_restore_undoes_what_its_own_transaction_has_changed_before(
+    where: Where, alter: Callable[[Group], None]
+) -> None:
+    """Most members have the state of the snapshot already, as far as the last commit knows."""
+    group = prepared(where)
+    group.snapshot("start")
+    group["time"][1] = 8
+    before = contents(where.at("start"))
+    with group.transaction() as changes:
+        alter(changes)
+        changes.restore("start")
+        assert contents(changes) == before
+    assert contents(where.open()) == before
+    assert not any("later" in array.attrs for array in where.open().arrays().values())
+
+
+def test_restore_is_refused_if_another_writer_changes_a_member_that_has_the_state_already(where: Where) -> None:
+    group = prepared(where)
+    group.snapshot("start")
+    group["time"][1] = 8
+    with pytest.raises(ConflictError, match="level"), group.transaction() as changes:
+        changes.restore("start")
+        where.open("r+")["level"][0] = 77
+    found = where.open()
+    assert (found["time"][1], found["level"][0]) == (8, 77)
+
+
 def test_a_restored_member_finds_a_free_place_where_layouts_changed(where: Where) -> None:
     group = where.open("w")
     group.create("x", data=[1], layout="sparse")
