@@ -1237,7 +1237,9 @@ class Group(MutableMapping[str, Any]):
     def restore(self, name: str) -> None:
         """Restore members, groups and attributes from a snapshot, in one commit.
 
-        The commit deletes members made after the snapshot. All snapshots remain.
+        The commit deletes members made after the snapshot. A member that was deleted, moved or replaced since the
+        snapshot is made again, and replaces the member that has its name now. All snapshots of the group remain. The
+        own snapshots of deleted and replaced members go with them; other members keep theirs.
 
         Raises
         ------

@@ -800,7 +800,7 @@ def test_restore_is_refused_if_another_writer_changes_a_member_that_has_the_stat
     group = prepared(where)
     group.snapshot("start")
     group["time"][1] = 8
-    with pytest.raises(ConflictError, match="level"), group.transaction() as changes:
+    with pytest.raises(ConflictError, match="level"), group.transaction() as changes:  # noqa: PT012
         changes.restore("start")
         where.open("r+")["level"][0] = 77
     found = where.open()
@@ -1282,7 +1282,7 @@ class Model:
         """Return what readers see."""
         return {**{name: (each.items.tolist(), each.attrs) for name, each in self.members.items()}, "": self.attrs}
 
-    def go_back(self, then: Model, *, is_local: bool) -> None:
+    def go_back(self, then: Model, serials: Iterator[int], *, is_local: bool) -> None:
         """Be as the group was; members that are still the same keep their own snapshots.
 
         In an object store the revision of a member that is made again has the snapshots of that time.
@@ -1293,7 +1293,9 @@ class Model:
             if now is not None and now.born == each.born:
                 each.own = now.own
             elif is_local:
+                # The frame is another one than the snapshot names: the next restoration replaces it as well.
                 each.own = None
+                each.born = next(serials)
 
 
 def seen(group: Group) -> Contents:
@@ -1451,7 +1453,7 @@ class Histories(RuleBasedStateMachine):
     def restore(self, n: int, data: Any, then: str | None) -> None:
         """Go back, perhaps in a transaction that changes what it went back to, and keeps it."""
         name, value = data.draw(st.sampled_from(sorted(self.kept))), next(self.serials)
-        self.model.go_back(self.kept[name], is_local=self.kind == "local")
+        self.model.go_back(self.kept[name], self.serials, is_local=self.kind == "local")
         if then is None:
             self.handles[n].restore(name)
             return
