@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler
 from importlib.util import find_spec
+from ssl import SSLContext
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -119,11 +120,24 @@ def by_obstore(native: Cloud) -> Cloud:
 
 
 @cache
-def _share_descriptions_of_s3() -> None:
-    """Let botocore read the descriptions of its services once, and not for each new client: that takes 0.1 seconds."""
+def _share_what_clients_of_s3_read() -> None:
+    """Let botocore read the descriptions of its services and the known certificates once, and not for each new client.
+
+    Each of the two takes about as long as a test. No server here has a certificate.
+    """
+    from aiobotocore.httpsession import AIOHTTPSession
     from botocore import session
 
     session.create_loader = cache(session.create_loader)
+    contexts: dict[object, SSLContext] = {}
+    build = AIOHTTPSession._build_verify_context
+
+    def shared(http: AIOHTTPSession) -> SSLContext:
+        if http._verify not in contexts:
+            contexts[http._verify] = build(http)
+        return contexts[http._verify]
+
+    AIOHTTPSession._build_verify_context = shared
 
 
 @contextmanager
@@ -131,7 +145,7 @@ def cloud(kind: str) -> Iterator[Cloud]:
     """Run the server of a kind, which fsspec's own file system reaches."""
     _require({"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}[kind])
     if kind == "s3":
-        _share_descriptions_of_s3()
+        _share_what_clients_of_s3_read()
     if kind == "azure":
         with azurite() as endpoint:
             yield Cloud(kind, "az", {"connection_string": connection_string(endpoint)}, endpoint)
