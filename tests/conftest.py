@@ -17,7 +17,6 @@ from unittest import TestCase
 
 import clouds
 import pytest
-import style
 from fsspec.asyn import sync_wrapper
 from hypothesis import is_hypothesis_test, settings
 from lengths import Sampled
@@ -91,7 +90,6 @@ def _files(config: pytest.Config) -> set[str]:
 
 
 FILES = pytest.StashKey[set[str]]()
-SLIPS = pytest.StashKey[list[str]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -107,27 +105,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.ensure_newline()
         reporter.write_line(f"ERROR: tests or examples have left files in the checkout: {left}", red=True)
-    if reporter is not None and _is_whole(session.config):
-        slips = session.config.stash[SLIPS] = style.slips()
-        if slips and _STYLE == "strict":
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-_STYLE = os.environ.get("B2ARRAY_STYLE")
-"""Whether slips of style let a run fail: only if this is "strict". They are no faults of the product."""
-
-
-def _is_whole(config: pytest.Config) -> bool:
-    """Say whether nobody has chosen some of the tests."""
-    return config.args_source is pytest.Config.ArgsSource.TESTPATHS
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """List the limits of style that the package exceeds."""
-    if slips := config.stash.get(SLIPS, []):
-        terminalreporter.section("style (no failure, unless B2ARRAY_STYLE=strict)")
-        for line in slips:
-            terminalreporter.write_line(line)
 
 
 def _is_random(item: pytest.Item) -> bool:
