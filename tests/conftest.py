@@ -157,16 +157,18 @@ def _cloud_of(item: pytest.Function) -> object:
     return None
 
 
-def _leave_two_clouds(items: list[pytest.Function]) -> None:
-    """Mark most object stores of one test as slow: an ordinary run takes the first, which is S3, and another one."""
+def _leave_one_cloud(items: list[pytest.Function]) -> None:
+    """Mark all object stores of one test but one as slow, if it takes many: an ordinary run has them in turn.
+
+    Tests that name one or two of them are about these.
+    """
     left = {item: _cloud_of(item) for item in items if item.get_closest_marker("slow") is None}
     found = [*dict.fromkeys(filter(None, left.values()))]
     if len(found) < 3:
         return
-    first, *others = found
-    another = others[zlib.crc32(items[0].originalname.encode()) % len(others)]
+    chosen = found[zlib.crc32(items[0].originalname.encode()) % len(found)]
     for item, cloud in left.items():
-        if cloud not in (None, first, another):
+        if cloud not in (None, chosen):
             item.add_marker(pytest.mark.slow)
 
 
@@ -222,7 +224,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out: set[pytest.Item] = set()
     for same in by_function.values():
-        _leave_two_clouds(same)
+        _leave_one_cloud(same)
         _leave_each_value(same)
         left_out.update(_with_a_longer_run(same))
         if not _is_long() and (same[0].get_closest_marker("crossed") or any(map(_cloud_of, same))):
