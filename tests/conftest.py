@@ -36,13 +36,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
-settings.register_profile("b2array", deadline=None, max_examples=20)
+settings.register_profile("b2array", deadline=None, max_examples=12)
 settings.register_profile("long", deadline=None, max_examples=100)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 24), "--hostile": (60, 150), "--power": (2, 10)}
+COUNTS = {"--torture": (8, 24), "--hostile": (60, 150), "--power": (1, 10)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -252,7 +252,7 @@ SHORT_AND_SLOW = [pytest.param(0, id="short"), pytest.param(1, id="long", marks=
 
 @pytest.fixture(params=SHORT_AND_SLOW)
 def sampled(request: pytest.FixtureRequest) -> Sampled:
-    """Return what takes one of so many places in an ordinary run, three times as many with the mark `slow`, else all.
+    """Return what takes one of so many places in an ordinary run, six times as many with the mark `slow`, else all.
 
     With which one it begins, differs from test to test.
     """
@@ -260,7 +260,7 @@ def sampled(request: pytest.FixtureRequest) -> Sampled:
 
     def chosen(places: Sequence[T], one_in: int) -> Sequence[T]:
         if request.param:
-            one_in = 1 if _is_long() else max(1, one_in // 3)
+            one_in = 1 if _is_long() else max(1, one_in // 6)
         return places[first % max(1, min(one_in, len(places))) :: one_in]
 
     return chosen

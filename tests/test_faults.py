@@ -158,7 +158,7 @@ def test_each_operation_of_a_file_system_may_fail(monkeypatch, layout, story, mo
     states = told(story(f"faulty://{next(_places)}/a.b2nd", layout))
     count = len(FAULTS.names)
     assert count > 20
-    for at in sampled(range(count), 6):
+    for at in sampled(range(count), 12):
         FAULTS.arm(at, mode)
         retold(story(f"faulty://{next(_places)}/a.b2nd", layout), states)
         assert FAULTS.fired
@@ -234,7 +234,7 @@ def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, 
         names = FAULTS.names
         assert {"open", "link", "write"} <= {*names}
         assert ("fsync" in names) == durable
-        for at, name in sampled([*enumerate(names)], 6):
+        for at, name in sampled([*enumerate(names)], 12):
             if durable and name != "fsync" and at % 5:
                 continue  # as without
             FAULTS.arm(at)

@@ -56,7 +56,7 @@ def test_an_interrupted_change_is_whole_or_undone_and_the_transaction_goes_on(
     expected = _filled(None, layout)
     _, count = interrupted(lambda: _CHANGES[change](expected), -1)
     after = expected[...]
-    for moment in sampled(range(1, 2 * count, max(1, 2 * count // _POINTS)), 12):
+    for moment in sampled(range(1, 2 * count, max(1, 2 * count // _POINTS)), 24):
         array = _filled(url, layout)
         with array.transaction():
             array[20:30, 5:20] = _BEFORE[20:30, 5:20]
@@ -98,7 +98,7 @@ def test_an_interrupted_commit_leaves_no_lock_and_the_handle_shows_what_the_file
         _, count = interrupted(lambda: array.__setitem__((3, 4), 0), -1, _is_locking)
         before = array[3, 4]
         assert (before, count > 20) == (0, True)
-        for moment in sampled(range(1, count + 1), 10):
+        for moment in sampled(range(1, count + 1), 20):
             _kept, _ = interrupted(lambda: array.__setitem__((3, 4), moment), moment, _is_locking)  # noqa: B023
             found = array[3, 4]
             assert found in (before, moment)
@@ -122,7 +122,7 @@ def test_an_interrupted_commit_of_a_group_leaves_no_lock(tmp_path: Path, sampled
         _, count = interrupted(lambda: change(0), -1, _is_locking)
         assert count > 20
         before = 0
-        for moment in sampled(range(1, count + 1), 16):
+        for moment in sampled(range(1, count + 1), 32):
             _kept, _ = interrupted(lambda: change(moment), moment, _is_locking)  # noqa: B023
             assert works(lambda: group["x"].__setitem__(2, moment)), moment  # noqa: B023
             found = [b2array.open_group(tmp_path / "g")[name][1] for name in "xy"]

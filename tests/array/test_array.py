@@ -277,7 +277,7 @@ VALUES = [
 @pytest.mark.parametrize("key", [(slice(None),), (0,), ([0, 2, 1],), (np.ones(3, bool),), (slice(0, 0),)], ids=repr)
 @pytest.mark.parametrize("dtype", ["u1", ">i2", "f8", "?", "c16", "S3", "U2", "M8[s]", RECORD], ids=str)
 def test_values_are_converted_as_numpy_converts_them(dtype, key, sampled):
-    for value in sampled(VALUES, 4):
+    for value in sampled(VALUES, 8):
         values = np.zeros(3, dtype)
         array = b2array.asarray(values, chunks=2, blocks=1)
         with warnings.catch_warnings():

@@ -743,14 +743,14 @@ def test_chunks_cut_at_any_length_are_refused(name, small_limits):
 def test_any_header_byte_may_have_any_value(name, small_limits, sampled):
     buf = MUTATED[name]
     for at in range(32):
-        for value in {0, 1, 127, 128, 255, *sampled(range(256), 18)}:
+        for value in {0, 1, 127, 128, 255, *sampled(range(256), 36)}:
             survives(buf[:at] + bytes([value]) + buf[at + 1 :])
 
 
 @pytest.mark.parametrize("name", MUTATED)
 def test_any_byte_may_be_flipped(name, small_limits, sampled):
     buf = MUTATED[name]
-    for at in sampled(range(len(buf)), 10):
+    for at in sampled(range(len(buf)), 20):
         for bits in (0xFF, 0x01, 0x80):
             survives(buf[:at] + bytes([buf[at] ^ bits]) + buf[at + 1 :])
 

@@ -339,7 +339,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     before, after, names = states(place, story)
     outcomes = []
     places = [at for at, name in enumerate(names) if name in WRITES and (name == "append" or not half)]
-    for at in sorted({*sampled(places, 6), *places[-1:]}):  # the last one comes after the commit
+    for at in sorted({*sampled(places, 12), *places[-1:]}):  # the last one comes after the commit
         name = names[at]
         group = place.prepared()
         url = group.url
@@ -403,7 +403,7 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, sampled: Sampled) -> None:
     before, after, names = states(place, change)
     places = [at for at, name in enumerate(names) if name in WRITES or (way == "fails" and at % 7 == 0)]
-    for at in sampled(places, 12):
+    for at in sampled(places, 24):
         name = names[at]
         group = place.prepared()
         url = group.url
@@ -476,7 +476,7 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
     outcomes = set()
     writes = [at for at, name in enumerate(names) if name in WRITES]
     # At the first write, the second writer is ahead of the commit; at the last operation, it comes after the commit.
-    snapshots = {writes[0], len(names) - 1, *sampled(writes, 9), *sampled(range(3 + clash, len(names), 7), 16)}
+    snapshots = {writes[0], len(names) - 1, *sampled(writes, 18), *sampled(range(3 + clash, len(names), 7), 32)}
     for at in sorted(snapshots):
         group = place.prepared(free=[0])
         failures: list[BaseException] = []
@@ -572,7 +572,7 @@ def two_chunks(place: Place, request: pytest.FixtureRequest, tmp_path: Path) -> 
 def _moments(operations: list[str], sampled: Sampled) -> list[int]:
     """Return at which operations something is to happen: at writes above all."""
     writes = [at for at, name in enumerate(operations) if name in WRITES]
-    return sorted({*sampled(writes, 20), *sampled(range(len(operations)), 10)})
+    return sorted({*sampled(writes, 40), *sampled(range(len(operations)), 20)})
 
 
 def _check_both(place: Place, group: Group, name: str, at: object) -> None:
@@ -691,7 +691,7 @@ def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_
 
     monkeypatch.setattr(on_disk, "publish_pending", settle_or_die)
     names = place.operations.watch(partial(_last_item, (group := begun()).url, name, way, group))
-    for at in sampled(range(len(names)), 3):
+    for at in sampled(range(len(names)), 6):
         group = begun()
         told: list[BaseException] = []
         died: list[BaseException] = []
@@ -753,7 +753,7 @@ def test_a_transaction_that_opens_what_a_killed_one_has_changed_and_another_one_
         del open_group(url, "r+")["time"]
 
     names = place.operations.watch(partial(change, place.prepared()))
-    for at in sampled([*itertools.combinations(range(len(names)), 2)], 40):
+    for at in sampled([*itertools.combinations(range(len(names)), 2)], 80):
         group, acts = place.prepared(), dict(zip(at, (commit_alone, delete), strict=True))
         done: list[object] = []
 

@@ -1165,7 +1165,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     prepare, task = story
     before, after, names = _states(place, story)
     outcomes = []
-    for at in sampled([at for at, name in enumerate(names) if name in WRITES], 9):
+    for at in sampled([at for at, name in enumerate(names) if name in WRITES], 18):
         group = place.prepared(prepare)
         url = group.url
         assert sorted(group)
@@ -1196,7 +1196,7 @@ def test_opening_a_member_at_a_snapshot_takes_two_operations_more_at_most(place:
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, story: Story, way: str, sampled: Sampled) -> None:
     prepare, task = story
     before, after, names = _states(place, story)
-    for at in sampled([at for at, name in enumerate(names) if name in WRITES or at % 7 == 0], 8):
+    for at in sampled([at for at, name in enumerate(names) if name in WRITES or at % 7 == 0], 16):
         group = place.prepared(prepare)
         url = group.url
         assert sorted(group)
@@ -1587,7 +1587,7 @@ def test_nobody_is_told_of_a_snapshot_that_was_dropped_while_it_was_listed(
 
     url = made()
     count = len(operations.watch(lambda: LISTING[name](url, copy)))
-    for moment in sampled(range(count), 12):
+    for moment in sampled(range(count), 24):
         url = made()
         with suppress(ConflictError):
             operations.meets(

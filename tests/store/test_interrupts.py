@@ -133,7 +133,7 @@ def test_an_interrupted_upload_sends_no_part_afterwards(uploads, sampled):
     log = Log(0.04)
     moments = interrupt(lambda: FakeCloud(log, uploads).create("", iter([bytes(65)])), -1)
     assert (log.events, log.most) == (["begin", *["part"] * 7, [*range(7)]], uploads)
-    for moment in sampled(range(1, moments + 1), 12):
+    for moment in sampled(range(1, moments + 1), 24):
         log = Log()
         interrupt(lambda: FakeCloud(log, uploads).create("", iter([bytes(65)])), moment)  # noqa: B023
         assert log.under_way == 0
@@ -164,7 +164,7 @@ def test_an_interrupted_reader_fills_no_file_of_a_cache_afterwards(names, sample
     moments = interrupt(lambda: found.extend(FakeCache(log).read(spans)), -1)
     assert [bytes(view).decode() for view in found] == [*names]
     assert log.most == len(names)
-    for moment in sampled(range(1, moments + 1), 12):
+    for moment in sampled(range(1, moments + 1), 24):
         log = Log()
         interrupt(lambda: FakeCache(log).read(spans), moment)  # noqa: B023
         assert log.under_way == 0
