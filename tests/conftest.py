@@ -149,6 +149,17 @@ def _leave_each_value(items: list[pytest.Function]) -> None:
         item.add_marker(pytest.mark.slow)
 
 
+def _leave_one_if_costly(items: list[pytest.Function]) -> None:
+    """Mark all combinations of a test's parameters but one as slow, if the test says that it is costly."""
+    left = [item for item in items if item.get_closest_marker("slow") is None]
+    if not left or items[0].get_closest_marker("costly") is None:
+        return
+    chosen = left[zlib.crc32(items[0].originalname.encode()) % len(left)]
+    for item in left:
+        if item is not chosen:
+            item.add_marker(pytest.mark.slow)
+
+
 def _cloud_of(item: pytest.Function) -> object:
     """Return the value of the parameter that says which object store a test is about, or None."""
     for name, value in item.callspec.params.items():
@@ -225,6 +236,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[pytest.Item] = set()
     for same in by_function.values():
         _leave_one_cloud(same)
+        _leave_one_if_costly(same)
         _leave_each_value(same)
         left_out.update(_with_a_longer_run(same))
         if not _is_long() and (same[0].get_closest_marker("crossed") or any(map(_cloud_of, same))):

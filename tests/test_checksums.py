@@ -248,6 +248,7 @@ ROWS = st.one_of(
 STEP = st.tuples(st.sampled_from(["stock", "ours", "part", "attr", "read"]), st.integers(0, 4), ROWS)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(steps=st.lists(STEP, max_size=8))
 @settings(max_examples=examples(60), deadline=None)

@@ -157,6 +157,7 @@ def test_an_array_that_is_replaced_under_its_writers_stays_whole(together, tmp_p
     assert items.tolist() == [40] * 400
 
 
+@pytest.mark.costly
 @LAYOUTS
 def test_threads_that_share_a_handle_read_while_others_write(tmp_path, layout):
     array = b2array.zeros(4000, "i8", url=tmp_path / "a.b2nd", chunks=1000, blocks=500, layout=layout)
@@ -280,6 +281,7 @@ def test_a_fork_at_any_moment_of_other_threads_leaves_a_child_that_works(tmp_pat
     assert codes == [0] * 15
 
 
+@pytest.mark.costly
 @forks
 @LAYOUTS
 def test_a_transaction_belongs_to_the_process_that_began_it(tmp_path, layout):

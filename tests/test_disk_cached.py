@@ -83,6 +83,7 @@ def test_a_second_session_over_http_sends_one_or_two_requests_for_a_byte(http, t
         assert (len(http.requests), http.nbytes_asked) == (asked, asked)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_text_is_kept_as_numbers_are(http, tmp_path, layout) -> None:
     path = tmp_path / "a.b2nd"
@@ -217,6 +218,7 @@ def test_items_in_the_cache_take_few_calls_more_than_in_a_local_file(http, tmp_p
     assert counts[1] < counts[0] + 22
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_replaced_array_gives_the_new_values(http, tmp_path, layout) -> None:
@@ -249,6 +251,7 @@ def test_a_file_beside_the_directory_wins_as_without_the_cache(http, tmp_path) -
     read_all(http.url_of("a.b2nd"), x)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_after_a_commit_only_what_changed_is_read_again(http, tmp_path, layout) -> None:
     x = values()
@@ -446,6 +449,7 @@ def test_files_that_were_changed_a_moment_ago_are_asked_for_as_a_whole(http, tmp
     assert len(http.requests) == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_damage_anywhere_in_the_cache_costs_requests_and_nothing_else(http, tmp_path, directory, layout) -> None:
     x = values()
@@ -859,6 +863,7 @@ def test_members_of_a_group_in_a_cloud(cloud, cloud_url) -> None:
         assert b2array.open(f"{url}/x", storage_options=options)[3, 4, 5] == values()[3, 4, 5]
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:.*one file in this store is rewritten")
 @pytest.mark.parametrize("cloud", ["s3"], indirect=True)
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])

@@ -112,6 +112,7 @@ def test_processes_read_and_write(pool: Executor, tmp_path: Path, layout: str) -
     assert np.array_equal(b2array.open(a.url)[...], values() + 1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_cluster_reads_and_writes(client: object, tmp_path: Path, layout: str) -> None:
     a = b2array.from_dask(source(), tmp_path / "a.b2nd", layout=layout, scheduler=client)

@@ -149,6 +149,7 @@ late = [
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
 def test_a_finalizer_after_the_end_reads_and_writes_nothing(tmp_path: Path, layout: str) -> None:
     url = tmp_path / "a.b2nd"

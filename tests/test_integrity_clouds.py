@@ -82,6 +82,7 @@ def sparse(cloud: Cloud, cloud_url: str) -> Bucket:
     return Bucket(cloud, cloud_url, "sparse")
 
 
+@pytest.mark.costly
 def test_what_is_in_order_is_not_touched(stored):
     before = stored.objects()
     report = stored.verify()
@@ -92,6 +93,7 @@ def test_what_is_in_order_is_not_touched(stored):
     assert stored.objects() == before
 
 
+@pytest.mark.costly
 def test_a_damaged_chunk_is_found_and_lost_and_may_be_written_again(stored):
     stored.flip(stored.chunk_object(2), stored.places[2].start + 300)
     before = stored.objects()
@@ -115,6 +117,7 @@ def test_a_damaged_chunk_is_found_and_lost_and_may_be_written_again(stored):
     np.testing.assert_array_equal(stored.open()[...], stored.data)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("where", ["header", "end"])
 def test_damage_of_the_index_object_is_undone(stored, where):
     stored.flip(stored.index, {"header": 60, "end": -3}[where])
@@ -130,6 +133,7 @@ def test_damage_of_the_index_object_is_undone(stored, where):
     assert stored.verify().ok
 
 
+@pytest.mark.costly
 def test_a_damaged_index_is_not_believed_without_leave(stored):
     stored.flip(stored.index, stored.tail_start + 34)  # in the offset of the first chunk
     with pytest.raises(FormatError, match="trust_order=True"):

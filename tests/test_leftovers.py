@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("left", ["", "inner/there/left.npy"])
 def test_a_run_whose_tests_leave_files_fails_and_names_them(tmp_path: Path, left: str) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

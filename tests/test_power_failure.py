@@ -532,6 +532,7 @@ def test_a_power_failure_costs_no_array_and_with_full_no_commit(tmp_path, story,
     assert found.total() > len(disk.log) // max(1, EVERY_MOMENT // power)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("story", [Array, SparseArray, Group, Bloscpack])
 def test_without_waiting_a_power_failure_may_cost_an_array(tmp_path, story, power, seed):
     (tmp_path / "root").mkdir()

@@ -207,6 +207,7 @@ def test_a_mixture_of_chunks_known_and_unknown_takes_no_more_round_trips(files, 
     assert store.round_trips == 1
 
 
+@pytest.mark.costly
 @both_layouts
 def test_chunks_with_dictionaries_take_two_round_trips(tmp_path, layout):
     data = values("integers")
@@ -239,6 +240,7 @@ def test_special_chunks_cost_nothing(tmp_path, layout):
     assert store.round_trips == 0
 
 
+@pytest.mark.costly
 @both_layouts
 def test_dead_space_between_chunks_is_not_read(tmp_path, layout):
     data = values("random")
@@ -334,6 +336,7 @@ def served(http, path: Path) -> str:
     return http.url_of("a.b2nd")
 
 
+@pytest.mark.costly
 @both_layouts
 @both_writers
 def test_a_server_of_ranges_is_asked_no_more_than_that(files, http, writer, layout):
@@ -352,6 +355,7 @@ def test_a_server_of_ranges_is_asked_no_more_than_that(files, http, writer, layo
         assert [method for method, _, _ in http.requests] == ["GET"] * store.requests, name
 
 
+@pytest.mark.costly
 @both_writers
 def test_a_server_without_ranges_of_the_last_bytes_is_asked_twice(files, http, writer):
     path, data = files(writer, "contiguous", "smooth")
@@ -449,6 +453,7 @@ def test_beginning_and_end_of_different_states_are_not_put_together(tmp_path, ht
     http.objects.states = ()
 
 
+@pytest.mark.costly
 @both_layouts
 @both_writers
 def test_windows_of_a_large_read_do_not_wait_for_each_other(files, http, monkeypatch, writer, layout):
@@ -521,6 +526,7 @@ def test_a_large_read_takes_bounded_memory(tmp_path):
     assert peak - found.nbytes < 128e6
 
 
+@pytest.mark.costly
 @both_layouts
 def test_s3_is_asked_for_ranges_only_and_never_lists(files, bucket, s3_options, s3_calls, layout):
     path, data = files("ours", layout, "smooth")
@@ -553,6 +559,7 @@ assert np.array_equal(a[key], data[key])
 """
 
 
+@pytest.mark.costly
 @both_layouts
 def test_a_pickled_handle_opens_elsewhere_without_a_request(files, http, layout):
     path, data = files("ours", layout, "smooth")

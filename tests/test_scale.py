@@ -40,6 +40,7 @@ def filled(layout: str, count: int) -> b2array.SChunk:
     return s
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_commit_of_many_chunks_takes_as_many_steps_as_chunks(layout):
     few, many = (ncalls(filled, layout, count) for count in (250, 1000))
@@ -49,6 +50,7 @@ def test_a_commit_of_many_chunks_takes_as_many_steps_as_chunks(layout):
     assert s.get_chunk(2_999) == CHUNK
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_a_small_change_takes_the_same_steps_whatever_is_there(layout):
     def change(s):

@@ -90,6 +90,7 @@ def test_items_of_odd_sizes_are_as_small_as_those_of_stock(codec: str) -> None:
         assert len(encode.encode(data, **options)) <= 1.02 * len(stock_chunk(data, **options)), (itemsize, split)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("codec", ["zstd", "lz4", "lz4hc"])
 def test_dictionaries_help_as_much_as_those_of_stock(codec: str) -> None:
     """Which pieces of the data make a good dictionary is luck in part, so that single chunks differ both ways."""

@@ -761,6 +761,7 @@ def test_the_program_shows_text(tmp_path, capsys):
 # Requests.
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_reading_text_far_away_takes_one_round_trip_for_the_blocks(tmp_path, layout, monkeypatch):
     values = words(20_000)

@@ -138,6 +138,7 @@ def test_a_killed_writer_leaves_the_last_commit(tmp_path, layout, torture, chanc
     assert check(path, number) == number + 1
 
 
+@pytest.mark.costly
 @LAYOUTS
 def test_a_killed_writer_leaves_only_files_that_vacuum_removes(tmp_path, layout):
     path = tmp_path / "a.b2nd"

@@ -221,6 +221,7 @@ def check(tmp_path: Path, layout: str, seeds: range) -> None:
         play(tmp_path / f"{seed}.b2nd", layout, seed)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_both_libraries_find_what_either_has_written(layout: str, tmp_path: Path) -> None:
     check(tmp_path, layout, range(2))

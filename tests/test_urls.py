@@ -357,6 +357,7 @@ def test_a_refused_chunk_is_that_refusal_and_never_zeros(tmp_path, http, layout,
         assert not isinstance(caught.value, B2ArrayError | FileNotFoundError)
 
 
+@pytest.mark.costly
 @both_layouts
 def test_a_group_with_special_names_is_read_from_a_web_server_of_files(tmp_path, layout):
     pytest.importorskip("aiohttp")

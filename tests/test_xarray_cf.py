@@ -67,6 +67,7 @@ def netcdf(ds: xr.Dataset, path: Path, **options: object) -> Path:
 # Bounds.
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("first", ["convert", "xarray"])
 @pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
@@ -368,6 +369,7 @@ def test_states_of_inner_groups_of_trees_and_of_later_commits_get_names(url: Pat
         to_b2array(at("2000-01-01"), url.with_suffix(".b2z"), snapshot="no")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("base", ["local", "memory"])
 def test_regions_that_meet_in_one_chunk_are_all_written(tmp_path: Path, base: str) -> None:
     url = tmp_path / "r.b2d" if base == "local" else f"memory://{tmp_path}/r.b2d"

@@ -307,6 +307,7 @@ def test_a_copy_into_other_chunks_has_the_same_items(
     assert (dict(b.attrs), b.fill_value) == ({"n": 1}, 7)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("most", [2**25, 2**21])
 def test_a_copy_into_long_thin_chunks_reads_each_block_about_once(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +323,7 @@ def test_a_copy_into_long_thin_chunks_reads_each_block_about_once(
     assert np.array_equal(copied[...], x)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("most", [2**25, 2**17])
 def test_a_copy_of_text_reads_windows_by_the_size_of_its_items(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_copying, "PIECE_NBYTES", most)

@@ -243,6 +243,7 @@ def test_dask_reads_a_snapshot(a, url):
     assert kept.name != b2array.open(url).to_dask().name
 
 
+@pytest.mark.costly
 def test_an_open_snapshot_stays_readable_while_the_array_goes_on(a, url, layout):
     a.snapshot("one")
     kept = at(url, "one")
@@ -1013,6 +1014,7 @@ TestMemory = MemoryHistories.TestCase
 # --- frames whose chunks got their shape after a snapshot -------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("nrows", [3, 300_000])
 def test_an_array_of_stock_that_was_empty_then_goes_back_and_forth(tmp_path, layout, nrows):

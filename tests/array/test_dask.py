@@ -706,12 +706,14 @@ def test_dask_store_in_a_transaction_is_one_commit(stored: b2array.NDArray) -> N
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("lock", [True, False])
 def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool) -> None:
     da.store(da.from_array(-numbers(43, 30), chunks=(7, 6)), stored, lock=lock)
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
+@pytest.mark.costly
 def test_dask_store_works_in_all_its_forms(stored: b2array.NDArray, tmp_path: Path) -> None:
     x = da.from_array(-numbers(43, 30), chunks=(17, 13))
     expected = numbers(43, 30)

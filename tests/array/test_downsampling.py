@@ -140,6 +140,7 @@ def test_small_arrays_are_reduced_too(shape):
     assert same(found[...], np.ones([-(-n // 2) for n in shape], "i4"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("boundary", ["pad", "trim"])
 def test_large_factors_need_little_memory(tmp_path, monkeypatch, boundary):
     monkeypatch.setattr(array_copying, "PIECE_NBYTES", 2**18)

@@ -165,6 +165,7 @@ def test_items_with_dimensions_grow():
     assert vectors[...].sum() == 12
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("every", "chunk"), [(3000, 3000), (50_000, 2500), (10, 2690)])
 def test_an_appender_that_commits_regularly_chooses_chunks_that_end_there(every, chunk):
     a = b2array.zeros((0, 384), "i2")

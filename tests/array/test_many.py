@@ -44,6 +44,7 @@ def same(found, expected) -> bool:
     return type(found) is type(expected) and np.array_equal(found, expected)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
 def test_selections_of_arrays_near_and_far_come_in_order(served, tmp_path, layout):
     far, other = served("a", DATA, layout), served("b", DATA + 1, layout)

@@ -926,6 +926,7 @@ def test_a_reader_describes_itself() -> None:
         f.get_chunk(1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("known", [True, False])
 def test_a_reader_pickles_and_reads_in_another_process(tmp_path: Path, known: bool) -> None:
     path, x = tmp_path / "x.blp", np.arange(600).reshape(60, 10)

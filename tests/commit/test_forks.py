@@ -888,6 +888,7 @@ def fill_or_die(fork: b2array.NDArray, row: int) -> b2array.NDArray:
     return fork
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("place", LOCAL)
@@ -923,6 +924,7 @@ def in_child(task: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.costly
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("place", LOCAL)

@@ -197,6 +197,7 @@ def test_a_member_is_not_written_while_its_manifest_cannot_be_read(url: str, lay
     assert b2array.open(own.url)[0] == 7
 
 
+@pytest.mark.costly
 @LAYOUTS
 def test_a_transaction_commits_although_another_thread_keeps_writing_its_member(
     url: str, layout: Any, monkeypatch: pytest.MonkeyPatch
@@ -254,6 +255,7 @@ def test_a_transaction_fails_at_once_if_another_writer_has_changed_the_same_item
     assert b2array.open(x.url)[0] == 8
 
 
+@pytest.mark.costly
 @LAYOUTS
 @pytest.mark.parametrize("in_group", [True, False])
 def test_an_aborted_move_does_not_affect_a_concurrent_transaction(
@@ -409,6 +411,7 @@ def test_a_member_that_is_deleted_by_a_killed_writer_cannot_be_opened_or_written
     assert by_url(url, "x") == [5]
 
 
+@pytest.mark.costly
 @LAYOUTS
 @pytest.mark.parametrize("change", [delete, replace, move, delete_among_others])
 def test_a_writer_by_url_is_not_acknowledged_once_its_array_is_deleted(

@@ -76,6 +76,7 @@ def age(path: Path, seconds: float) -> None:
         os.utime(each, (then, then))
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_killed_write_of_a_new_array_is_removed_when_it_is_old(tmp_path: Path, layout: str) -> None:
@@ -97,6 +98,7 @@ def test_a_killed_write_of_a_new_array_is_removed_when_it_is_old(tmp_path: Path,
     assert np.array_equal(b2array.from_dask(source(), **place(url, layout))[...], values())
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_killed_write_into_an_array_is_removed_and_the_array_stays(tmp_path: Path, layout: str) -> None:

@@ -278,6 +278,7 @@ def test_what_the_cache_has_is_not_read(a: b2array.NDArray, tmp_path: Path) -> N
     assert "2 of them in the cache" in repr(after)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_plan_of_many_chunks_keeps_few_boxes(step: int) -> None:
     plan = b2array.zeros((10_000 * step,), "i1", chunks=(1,), blocks=(1,)).explain(np.s_[::step])

@@ -99,6 +99,7 @@ def state(path):
     return a.shape, a.dtype, a.chunks, a.blocks, dict(a.attrs), dict(a.meta), a.dims, a.fill_value, a[...].tobytes()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_flipped_bit_of_header_index_and_trailer_gives_anything_else_than_was_written(tmp_path, layout, sampled):
     path = tmp_path / "a.b2nd"

@@ -79,6 +79,7 @@ def table_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return url
 
 
+@pytest.mark.costly
 def test_each_column_has_the_items_of_the_rows_that_are_left(table_url: Path) -> None:
     table = b2array.open(table_url)
     rows = [n for n in range(NROWS) if n not in DELETED]

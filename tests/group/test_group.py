@@ -691,6 +691,7 @@ def test_a_transaction_notices_other_writers(growing: Group, url: str) -> None:
     assert (found["time"][0], found["level"][3], list(found)) == (5, 6.0, ["level", "time", "x"])
 
 
+@pytest.mark.costly
 def test_readers_never_see_a_member_without_the_others(growing: Group, url: str) -> None:
     done = threading.Event()
     seen: set[tuple[int, int]] = set()
@@ -843,6 +844,7 @@ def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
     assert _grown(growing) == (4, 4)
 
 
+@pytest.mark.costly
 def test_a_commit_whose_outcome_is_not_known_removes_nothing(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

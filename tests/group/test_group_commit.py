@@ -429,6 +429,7 @@ def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, s
         check_all_follow(place, url, after)
 
 
+@pytest.mark.costly
 @STORIES
 def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Callable[..., None]) -> None:
     before, after, _ = states(place, story)
@@ -816,6 +817,7 @@ def _die(*_: object, **__: object) -> None:
     raise Killed
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_who_makes_an_array_by_its_own_url_takes_no_place_from_a_commit_that_comes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, sampled: Sampled
@@ -1146,6 +1148,7 @@ def test_a_new_member_is_made_where_another_one_goes_at_that_moment(tmp_path: Pa
 # Changes of one member without a transaction.
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("layout", "other"), [("contiguous", "sparse"), ("sparse", "contiguous"), ("sparse", "sparse")]
 )

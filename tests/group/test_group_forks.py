@@ -439,6 +439,7 @@ def test_an_exception_leaves_nothing_behind(tmp_path: Path, layout: str) -> None
     assert sorted(path for path in tmp_path.rglob("*") if not path.name.endswith("b2lock")) == before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_vacuum_keeps_what_a_transaction_of_thirty_hours_needs(tmp_path: Path, layout: str) -> None:
     group = made(tmp_path / "g.b2d", layout)
@@ -497,6 +498,7 @@ CLOUDS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "layout"), CLOUDS)
 def test_forks_change_groups_in_object_stores(kind: str, layout: str, cloud_of: Callable[[str], clouds.Cloud]) -> None:
     cloud = cloud_of(kind)

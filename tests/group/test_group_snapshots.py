@@ -120,6 +120,7 @@ def change(group: Group) -> None:
     group.move("level", "height")
 
 
+@pytest.mark.costly
 @EVERYWHERE
 def test_a_snapshot_shows_all_members_and_attributes_whatever_became_of_them(where: Where) -> None:
     group = prepared(where)
@@ -333,6 +334,7 @@ _STEPS = st.one_of(
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 @example(steps=[("move", "a", 0, "c"), ("move", "b", 0, "a"), ("move", "c", 0, "b")])
 @example(steps=[("write", "a", 0, ""), ("copy", "a", 0, "c"), ("copy", "c", 0, "d")])

@@ -314,6 +314,7 @@ def test_a_group_in_an_object_store_shows_what_was_committed(
     play_in_processes(play, play.settings(seed, layout, threads), seconds, writers, readers)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["contiguous", pytest.param("sparse", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("has_locks", [True, False], ids=["memory", "as a server"])
 def test_a_group_in_memory_shows_what_was_committed(

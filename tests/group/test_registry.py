@@ -72,6 +72,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 # Tables.
 
 
+@pytest.mark.costly
 def test_stock_lists_the_tables_that_were_moved_copied_and_removed(url: Path) -> None:
     with blosc2.TreeStore(str(url), mode="w") as store:
         store["/t"], store["/u"], store["/v"] = new_table(1), new_table(2, 3), new_table()

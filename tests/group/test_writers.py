@@ -586,6 +586,7 @@ def test_a_member_is_repaired_after_the_commit_that_waits_for_it(pair: str) -> N
     assert values(pair) == {"x": 7, "y": 7}
 
 
+@pytest.mark.costly
 @LAYOUTS
 def test_a_damaged_member_stops_no_other_one(tmp_path: Path, layout: Any) -> None:
     url = str(tmp_path / "g")

@@ -400,6 +400,7 @@ def test_an_index_that_nothing_proves_is_not_believed_without_leave(path, layout
     assert not result.certain
 
 
+@pytest.mark.costly
 @example(at=30, by=1)
 @example(at=31, by=8)
 @example(at=66, by=128)

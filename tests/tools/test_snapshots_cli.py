@@ -403,6 +403,7 @@ def test_formats_without_a_place_for_snapshots_say_so(run: Run) -> None:
         assert (code, err) == (0, "")
 
 
+@pytest.mark.costly
 def test_copies_of_groups_keep_its_snapshots_where_there_is_a_place_for_them(group: str, run: Run) -> None:
     level = b2array.open(f"{group}/level", "r+")
     level.snapshot("own")
@@ -491,6 +492,7 @@ def test_verify_at_a_snapshot_looks_at_its_chunks_alone(run: Run) -> None:
     assert "snapshot: snapshot 'one': chunk 0" in out
 
 
+@pytest.mark.costly
 def test_verify_of_a_group_looks_at_what_only_snapshots_hold(group: str, run: Run) -> None:
     found = json.loads(ok(run("verify", group, "--json")))
     assert found["members"]["."]["snapshots"] == 1

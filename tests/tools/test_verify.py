@@ -53,6 +53,7 @@ def test_a_frame_of_the_c_library_is_in_order(path, layout, deep):
 OPS = st.lists(st.tuples(st.sampled_from(["stock", "ours"]), st.integers(0, 4), st.integers(0, 3)), max_size=7)
 
 
+@pytest.mark.costly
 @given(steps=OPS)
 @settings(max_examples=examples(25), deadline=None)
 @pytest.mark.parametrize("layout", LAYOUTS)
