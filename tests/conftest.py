@@ -183,10 +183,10 @@ def _leave_one_cloud(items: list[pytest.Function]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def _leave_one_in_three(items: list[pytest.Item]) -> None:
+def _leave_one_in_six(items: list[pytest.Item]) -> None:
     """Mark most of xarray's own tests as slow: there are many, and `test_xarray_*` cover nearly the same behaviour."""
     theirs = [item for item in items if item.path.name == "test_xarray_suite.py"]
-    for item in [item for n, item in enumerate(theirs) if n % 3]:
+    for item in [item for n, item in enumerate(theirs) if n % 6]:
         item.add_marker(pytest.mark.slow)
 
 
@@ -227,7 +227,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
-    _leave_one_in_three(items)
+    _leave_one_in_six(items)
     by_function: dict[str, list[pytest.Function]] = {}
     for item in items:
         if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):

@@ -101,6 +101,7 @@ def doubled(block: np.ndarray) -> np.ndarray:
     return 2 * block
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_processes_read_and_write(pool: Executor, tmp_path: Path, layout: str) -> None:
     with dask.config.set(scheduler="processes", pool=pool):
@@ -138,6 +139,7 @@ def test_a_cluster_writes_into_memory_of_the_client(client: object) -> None:
         a.store(source(), compute=False).compute(scheduler=client)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dask_store_by_processes_loses_nothing(client: object, tmp_path: Path, layout: str) -> None:
     a = b2array.zeros(SHAPE, "i8", url=tmp_path / "a.b2nd", layout=layout, chunks=(8, 8), blocks=(4, 4))
@@ -308,6 +310,7 @@ def remote(bucket: str, s3_options: dict[str, object]) -> dict[str, object]:
     return {"url": f"s3://{bucket}/a.b2nd", "storage_options": s3_options}
 
 
+@pytest.mark.slow
 def test_a_cluster_writes_to_s3_and_reads_it(mortal_client: object, remote: dict[str, object], tmp_path: Path) -> None:
     client = mortal_client
     x = killing(source(), tmp_path / "killed")
