@@ -183,14 +183,35 @@ def azurite() -> Iterator[str]:
             process.terminate()
 
 
+BUSY = "<Error><Code>OperationAborted</Code><Message>A conflicting operation is in progress.</Message></Error>"
+"""The text of the answer 409 of a server that has compared nothing, because another request was changing the object."""
+
+CONDITIONS = ("If-Match", "If-None-Match", "x-goog-if-generation-match")
+"""The headers with conditions for writing. gcsfs puts its condition into the query."""
+
+
+class Request(str):
+    """A request, as its method and its path. `has_condition` says whether the server compares before it writes."""
+
+    __slots__ = ("has_condition",)
+
+    has_condition: bool
+
+    @property
+    def reads(self) -> bool:
+        """Whether the request changes nothing."""
+        return self.startswith(("GET ", "HEAD "))
+
+
 class Gate:
     """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.
 
     The rule says what becomes of a request: None (it passes), a status to answer with, or that and a text, "dropped"
     (it does not arrive), "lost" (it arrives, its answer does not), "denied" (it arrives, and the answer is that it
-    may not), "twice" (it arrives twice), "late" (it arrives when the client has given up), "held" (the answer is that
-    it may not, but it arrives when `release` is called), or "overtaken" (it arrives, then `overtake` is called, and
-    the answer is lost). A function is called for what becomes of it.
+    may not), "failed" (it arrives, and the answer is that the server cannot now), "twice" (it arrives twice), "late"
+    (it arrives when the client has given up), "held" (the answer is that it may not, but it arrives when `release` is
+    called), or "overtaken" (it arrives, then `overtake` is called, and the answer is lost). A function is called for
+    what becomes of it.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -222,8 +243,8 @@ class Gate:
         if fate == "overtaken":
             self.overtake()
 
-    def judge(self, what: str) -> object:
-        """Count a request, given by its method and path, and return what becomes of it."""
+    def judge(self, what: Request) -> object:
+        """Count a request, and return what becomes of it."""
         with self.lock:
             if self.paused:
                 return None
@@ -247,17 +268,23 @@ class _GateHandler(BaseHTTPRequestHandler):
         with self.gate.lock:
             self.gate.under_way += 1
         try:
-            self._do(self.gate.judge(f"{self.command} {unquote(self.path)}"), body)
+            self._do(self.gate.judge(self._request()), body)
         finally:
             with self.gate.lock:
                 self.gate.under_way -= 1
 
+    def _request(self) -> Request:
+        request = Request(f"{self.command} {unquote(self.path)}")
+        is_conditional = any(name in self.headers for name in CONDITIONS) or "ifGenerationMatch=" in self.path
+        request.has_condition = is_conditional and self.command in ("PUT", "POST")
+        return request
+
     def _do(self, fate: object, body: bytes) -> None:
         if callable(fate):
             fate = fate()
-        if fate == "denied":
+        if fate in ("denied", "failed"):
             self._pass_on(body)
-            fate = 403
+            fate = 403 if fate == "denied" else 503
         if fate == "held":
             self.gate.held.append(partial(self._arrive, body))
             fate, self.close_connection = 403, True  # another request would take the place of this one

@@ -23,8 +23,10 @@ handles read it as well. Run as a program, this begins worker processes.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
+import logging
 import os
 import pickle
 import random
@@ -36,8 +38,8 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,12 +49,14 @@ import fsspec
 import numpy as np
 import pytest
 import xarray as xr
+from clouds import BUSY, Cloud, Gate, Request, gate_to
 from operations import READS, STEPS, Killed, Operations
 
 import b2array
 from b2array import config, open_group
-from b2array.errors import ConflictError
+from b2array.errors import ChunkMissingError, ConflictError
 from b2array.store import disk
+from b2array.store.base import HiddenError
 from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 from b2array.xarray_io import to_b2array
@@ -85,6 +89,7 @@ FOCUSES = {
     "first commits": ["begin_group"],
     "tasks": ["store", "store_again", "run_tasks_again", "change_by_forks", "change_plain"],
     "other groups": ["rename"],
+    "members": ["make", "make_by_url", "fill", "append", "delete", "carry", "change_pair", "change_together"],
 }
 """The names of a few verbs each, for writers that do nothing else, and so meet often what is rare otherwise."""
 
@@ -104,6 +109,12 @@ MET = (Killed, KeyboardInterrupt, NoAnswerError)
 
 ANSWERS = ("refused", "lost", "silent")
 """What a server may answer to a conditional write; see `Fate`."""
+BY_SERVERS = {
+    "refused": [(409, BUSY), "twice"],
+    "lost": ["lost", "failed", "denied"],
+    "silent": ["lost", "failed", "denied", "twice"],
+}
+"""How a server of an object store gives these answers; see `Gate`."""
 
 OPERATIONS = Operations()
 """What the threads of this process do to stores."""
@@ -118,7 +129,8 @@ class Fate:
     A writer that is "killed" changes nothing from then on. One that is "interrupted" gets Ctrl-C before the write or
     after it, and one that is "overtaken" waits while another one does something, perhaps at a read. A request may be
     "refused" although the object is as it was, or its answer "lost", so that the client repeats it and it is refused.
-    After a lost answer, the server may be "silent": then the next read fails as well.
+    After a lost answer, the server may be "silent": then the next reads fail as well. A `gate` in front of a server
+    gives these answers to its clients; without one, the store itself does.
     """
 
     kind: str
@@ -126,6 +138,8 @@ class Fate:
     meanwhile: Callable[[], object] = lambda: None
     is_late: bool = False
     silence: int = 1
+    gate: Gate | None = None
+    answer: object = None
     passed: int = 0
     has_come: bool = False
     where: str = ""
@@ -155,8 +169,39 @@ class Fate:
             return call()
         raise (FileExistsError if name == "create" else ConflictError)("an answer of the server")
 
+    def judge(self, _: int, request: Request) -> object:
+        """Say what becomes of a request to a server."""
+        if request.reads:
+            is_refused = self.has_come and self.kind == "silent" and self.silence > 0
+            self.silence -= is_refused
+            return 403 if is_refused else None
+        self.passed += request.has_condition
+        if self.has_come or not request.has_condition or self.passed <= self.moment:
+            return None
+        self.has_come = True
+        return self.answer
+
+    def explains(self, error: BaseException) -> bool:
+        """Whether an error says that nobody knows what has happened, because of this fate."""
+        if isinstance(error, ChunkMissingError) and isinstance(error.__cause__, HiddenError):
+            error = error.__cause__
+        if not (self.has_come and isinstance(error, OSError)):
+            return False
+        if self.gate is None:
+            return error.errno in (errno.EBUSY, errno.EIO)
+        # Clients repeat what fails once, unless they may not do it. What cannot be read may be there, or not.
+        is_clear = isinstance(error, FileExistsError | FileNotFoundError) and not isinstance(error, PermissionError)
+        return (self.kind == "silent" or self.answer == "denied") and not is_clear
+
     def watch(self, task: Callable[[], object]) -> None:
         """Do something that meets the fate; raises what it raises, and AssertionError if it has swallowed Ctrl-C."""
+        if self.gate is not None:
+            self.gate.arm(self.judge)
+            try:
+                task()
+            finally:
+                self.gate.arm()
+            return
         found: BaseException | None = None
         try:
             OPERATIONS.watch(task, self.meet)
@@ -186,6 +231,8 @@ class Settings:
     disk_cache: str | None = None
     verbs: list[str] = field(default_factory=list)
     """The names of what writers do; if it is empty, they do everything."""
+    cloud: dict[str, Any] | None = None
+    """The server of an object store, which gives writers strange answers: what a `Cloud` is made of."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -245,12 +292,15 @@ class Worker:
         self.random = random.Random(f"{settings.seed} {settings.serial} {thread}")
         self.thread = thread
         self.me = settings.serial * 10 + thread
+        self.options = settings.options
+        self.at_end = ExitStack()
         self.journal = Journal(f"{settings.journal}/{self.me}.jsonl")
+        self.at_end.callback(self.journal.close)
         self.count = 0
 
     def open(self, mode: str = "r", *, within: str = "", follow: bool = False) -> b2array.Group:
         """Open the group, or the one inside it."""
-        return open_group(self.url(within), mode, follow=follow, storage_options=self.settings.options)
+        return open_group(self.url(within), mode, follow=follow, storage_options=self.options)
 
     def url(self, within: str, name: str = "") -> str:
         """Return the URL of the group, of the one inside it, or of a member of either."""
@@ -264,9 +314,9 @@ class Worker:
     def run(self) -> None:
         """Work until it is time to stop."""
         stop = told_stop(self.settings)
-        while time.monotonic() < stop:
-            self.try_step()
-        self.journal.close()
+        with self.at_end:
+            while time.monotonic() < stop:
+                self.try_step()
 
     def try_step(self) -> None:
         """Do one thing, and note an error that must not be."""
@@ -290,13 +340,22 @@ class Writer(Worker):
         self.groups: dict[str, b2array.Group] = {}
         self.arrays: dict[str, b2array.NDArray] = {}
         self.stored: list[tuple[str, int, Callable[[], object]]] = []
-        self.has_locks = open_store(settings.url, storage_options=settings.options).can.lock
+        self.gate: Gate | None = None
+        if settings.cloud is not None:
+            self.stand_before(Cloud(**settings.cloud))
+        self.has_locks = open_store(settings.url, storage_options=self.options).can.lock
         self.fates = fates_of(settings, has_locks=self.has_locks)
+        self.chance = 0.3 if self.gate is None else 0.6
         self.most: Counter[tuple[str, str]] = Counter()
         self.second: Writer | None = None
         self.met = ""
         self.alone = (self.begin_group, self.rename, self.run_tasks_again)
         self.together = (self.change_pair, self.change_together, self.carry, self.replace_all, self.derive)
+
+    def stand_before(self, cloud: Cloud) -> None:
+        """Reach the server through a gate, which this writer alone passes."""
+        self.gate, endpoint = self.at_end.enter_context(gate_to(cloud))
+        self.options = cloud.through(endpoint)
 
     def step(self) -> None:
         self.within = self.chosen()
@@ -361,7 +420,7 @@ class Writer(Worker):
 
     def require_order(self) -> None:
         """Check that the group has all files which it names: what was reported as committed is there."""
-        report = b2array.verify(self.url(self.within), storage_options=self.settings.options)
+        report = b2array.verify(self.url(self.within), storage_options=self.options)
         if not report.ok:
             raise AssertionError(f"expected a group in order after a commit, found {report}")
 
@@ -374,22 +433,25 @@ class Writer(Worker):
     # What an operation meets.
 
     def meet_fate(
-        self, task: Callable[[], object], op: str, meanwhile: Callable[[], object], chance: float = 0.3
+        self, task: Callable[[], object], op: str, meanwhile: Callable[[], object], chance: float | None = None
     ) -> None:
         """Do something that may meet a fate, and note in `met` which one has come.
 
         Raises what it raises, or `NoAnswerError` if the server's answer explains why nobody knows what has happened.
         """
-        if not self.fates or self.random.random() > chance:
+        if not self.fates or self.random.random() > (self.chance if chance is None else chance):
             task()
             return
         kind = self.random.choice(self.fates)
         moment = self.random.randrange(self.most[op, kind] or 6)
         fate = Fate(kind, moment, meanwhile, is_late=kind == "interrupted" and self.random.random() < 0.5)
+        if kind in ANSWERS and self.gate is not None:
+            fate.gate, fate.answer = self.gate, self.random.choice(BY_SERVERS[kind])
+            fate.silence = self.random.choice([1, 3, 100])
         try:
             fate.watch(task)
-        except OSError as error:
-            if fate.has_come and error.errno in (errno.EBUSY, errno.EIO):
+        except (OSError, ChunkMissingError) as error:
+            if fate.explains(error):
                 raise NoAnswerError from error
             raise
         finally:
@@ -401,8 +463,9 @@ class Writer(Worker):
     def let_another_act(self) -> None:
         """Take a step of another writer, in this thread."""
         if self.second is None:
-            self.second = Writer(self.settings, self.thread + 5)
+            self.second = Writer(replace(self.settings, cloud=None), self.thread + 5)
             self.second.fates = []
+            self.at_end.push(self.second.at_end)
         self.second.try_step()
 
     @property
@@ -488,7 +551,7 @@ class Writer(Worker):
             chunks=(2, 2),
             layout=self.layout(),
             overwrite=name == PLAIN or self.random.random() < 0.7,
-            storage_options=self.settings.options,
+            storage_options=self.options,
         )
 
     def delete(self) -> None:
@@ -502,7 +565,7 @@ class Writer(Worker):
             array = self.arrays[full]
             array.refresh()
         elif way == "url":
-            array = b2array.open(self.url(self.within, name), "r+", storage_options=self.settings.options)
+            array = b2array.open(self.url(self.within, name), "r+", storage_options=self.options)
         elif way == "outer" and self.within and self.settings.is_list_of_files:
             array = self.open("r+")[full]
         else:
@@ -615,7 +678,7 @@ class Writer(Worker):
 
     def run_tasks_again(self) -> None:
         """Let tasks write to an array of this worker alone, and run some of them again: that changes nothing."""
-        url, options = f"{self.settings.url}-tasks-of-{self.me}-{self.count}.b2nd", self.settings.options
+        url, options = f"{self.settings.url}-tasks-of-{self.me}-{self.count}.b2nd", self.options
         array = b2array.asarray(self.rows(), url=url, chunks=(2, 2), layout=self.layout(), storage_options=options)
         writes = []
         for value in range(3):
@@ -673,7 +736,7 @@ class Writer(Worker):
 
     def target(self) -> dict[str, Any]:
         chosen = self.random.choice(["sync", "threads"])
-        return {"url": self.settings.url, "scheduler": chosen, "storage_options": self.settings.options}
+        return {"url": self.settings.url, "scheduler": chosen, "storage_options": self.options}
 
     # Groups of this worker alone: one is new, another one is renamed.
 
@@ -682,7 +745,7 @@ class Writer(Worker):
 
         What the group no longer has cannot be read or written from the moment at which the group does not show it.
         """
-        begun = NewGroup(f"{self.settings.url}-new-of-{self.me}-{self.count}", self.settings.options, self.value)
+        begun = NewGroup(f"{self.settings.url}-new-of-{self.me}-{self.count}", self.options, self.value)
         begun.make(self.rows(), self.layout())
         if self.random.random() < 0.5:  # later, there is a manifest, which lists a member that it has not adopted
             begun.open("r+")["y"][...] = 0
@@ -782,9 +845,9 @@ class Writer(Worker):
             self.group.consolidate()
         elif verb is b2array.repack:
             url = self.url(self.within, self.random.choice(NAMES))
-            b2array.repack(url, storage_options=self.settings.options)
+            b2array.repack(url, storage_options=self.options)
         else:
-            verb(self.url(self.within), storage_options=self.settings.options)
+            verb(self.url(self.within), storage_options=self.options)
 
     def replace_all(self) -> None:
         """Replace the pair and one of the others as a whole group is replaced; what is outside of it stays."""
@@ -973,7 +1036,7 @@ class Reader(Worker):
         if before is None:
             return
         try:
-            then = open_group(self.url(within), at=name, storage_options=self.settings.options)
+            then = open_group(self.url(within), at=name, storage_options=self.options)
             found = {each: rows_of(then[each]) for each in NAMES if each in then}
             if any(each.startswith(MOUNT) for each in then):
                 raise AssertionError(f"expected a snapshot without the group inside, found {[*then]}")
@@ -994,7 +1057,7 @@ class Reader(Worker):
         """Open the latest snapshot, whatever its name is: a writer may drop it meanwhile."""
         url = self.url(self.chosen())
         try:
-            then = open_group(url, at=FAR, storage_options=self.settings.options)
+            then = open_group(url, at=FAR, storage_options=self.options)
             found = {name: rows_of(then[name]) for name in NAMES if name in then}
         except ConflictError:
             self.journal.note(event="conflict")
@@ -1018,7 +1081,7 @@ class Reader(Worker):
         """
         name, begin = self.random.choice(ALL_NAMES), time.monotonic()
         try:
-            array = b2array.open(self.url("", name), storage_options=self.settings.options)
+            array = b2array.open(self.url("", name), storage_options=self.options)
             rows = rows_of(array)
         except (FileNotFoundError, ConflictError):
             return
@@ -1075,7 +1138,15 @@ def fates_of(settings: Settings, *, has_locks: bool) -> list[str]:
     """Return what may meet a writer. Memory lasts no longer than its process, and no server is asked for a file."""
     if has_locks:
         return ["killed", "interrupted"] if settings.is_list_of_files else ["interrupted"]
-    return ["killed", "interrupted", "overtaken", *ANSWERS]
+    # The requests of servers are few, and so are their strange answers.
+    return ["killed", "interrupted", "overtaken", *ANSWERS * (1 if settings.cloud is None else 3)]
+
+
+def let_clients_hurry() -> None:
+    """Let clients of object stores repeat requests at once, and not write about it."""
+    logging.disable(logging.CRITICAL)
+    sleep = asyncio.sleep
+    asyncio.sleep = lambda seconds, *args: sleep(min(seconds, 0.02), *args)
 
 
 def listen(settings: Settings, patch: pytest.MonkeyPatch) -> None:
@@ -1089,6 +1160,8 @@ def work(settings: Settings) -> None:
     config.durable = "off"
     if not settings.swaps:
         let_swaps_take_steps()
+    if settings.cloud is not None:
+        let_clients_hurry()
     config.disk_cache = settings.disk_cache
     kind = Reader if settings.reads else Writer
     workers = [kind(settings, thread) for thread in range(settings.threads)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from clouds import Cloud, Gate, gate_to
+from clouds import BUSY, Cloud, Gate, gate_to
 
 import b2array
 from b2array import config
@@ -23,7 +23,6 @@ from b2array.store.memory import MemoryStore
 
 pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*is rewritten with every change")]
 
-BUSY = "<Error><Code>OperationAborted</Code><Message>A conflicting operation is in progress.</Message></Error>"
 Options = dict[str, Any]
 
 

@@ -22,7 +22,7 @@ import fsspec
 import group_model
 import numpy as np
 import pytest
-from clouds import Cloud
+from clouds import KINDS, Cloud
 from group_model import (
     FOCUSES,
     MOUNT,
@@ -252,6 +252,13 @@ def play_in_threads(
     play.end()
 
 
+def begin_in_cloud(tmp_path: Path, cloud: Cloud, seed: int, layout: str, threads: int) -> tuple[Play, Settings]:
+    """Make a group on a server, which gives strange answers to writers."""
+    bucket = cloud.make_bucket(f"model-{uuid4()}")
+    play = Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False)
+    return play, replace(play.settings(seed, layout, threads), cloud=asdict(cloud))
+
+
 def begin_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool) -> Play:
     """Make a group in memory, which behaves as an object store unless it has locks."""
     url = f"memory://{tmp_path.name}.b2d"
@@ -294,11 +301,9 @@ def test_a_group_in_an_object_store_shows_what_was_committed(
     seed: int,
     cloud_of: Callable[[str], Cloud],
 ) -> None:
-    cloud = cloud_of(kind)
     seconds, writers, readers, threads = size
-    bucket = cloud.make_bucket(f"model-{uuid4()}")
-    play = Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False)
-    play_in_processes(play, play.settings(seed, layout, threads), seconds, writers, readers)
+    play, settings = begin_in_cloud(tmp_path, cloud_of(kind), seed, layout, threads)
+    play_in_processes(play, settings, seconds, writers, readers)
 
 
 @pytest.mark.costly
@@ -328,9 +333,15 @@ def test_a_group_in_memory_shows_what_was_committed(
         ("files that cannot be swapped", "first commits"),
         ("memory", "first commits"),
         ("as a server", "first commits"),
+        ("s3", "first commits"),
+        ("gcs", "first commits"),
+        ("azure", "first commits"),
         ("files", "tasks"),
         ("as a server", "tasks"),
         ("files", "other groups"),
+        ("as a server", "members"),
+        ("gcs", "members"),
+        ("azure", "members"),
     ],
 )
 def test_writers_who_do_a_few_things_show_what_was_committed(
@@ -338,6 +349,7 @@ def test_writers_who_do_a_few_things_show_what_was_committed(
     place: str,
     focus: str,
     seed: int,
+    cloud_of: Callable[[str], Cloud],
     monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> None:
@@ -348,6 +360,9 @@ def test_writers_who_do_a_few_things_show_what_was_committed(
         play = begin_in_memory(tmp_path, monkeypatch, has_locks=place == "memory")
         settings = replace(play.settings(seed, "any", 1), verbs=verbs)
         play_in_threads(play, settings, seconds, writers, readers, monkeypatch)
+    elif place in KINDS:
+        play, settings = begin_in_cloud(tmp_path, cloud_of(place), seed, "any", 1)
+        play_in_processes(play, replace(settings, verbs=verbs), seconds, writers, readers)
     else:
         play = Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True)
         settings = replace(play.settings(seed, "any", 1, swaps=place == "files"), verbs=verbs)
