@@ -48,9 +48,11 @@ import dask.array as da
 import fsspec
 import numpy as np
 import pytest
+import system_calls
 import xarray as xr
 from clouds import BUSY, Cloud, Gate, Request, gate_to
 from operations import READS, STEPS, Killed, Operations
+from system_calls import NEED_ROOM
 
 import b2array
 from b2array import config, open_group
@@ -116,8 +118,14 @@ BY_SERVERS = {
 }
 """How a server of an object store gives these answers; see `Gate`."""
 
+FAILURES = ("failed", "full")
+"""What a disk may do: one call of the system fails, or there is no room from then on."""
+DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+
 OPERATIONS = Operations()
 """What the threads of this process do to stores."""
+CALLS = Operations()
+"""The calls of the system by local stores of these threads."""
 
 T = TypeVar("T")
 
@@ -129,6 +137,7 @@ class Fate:
     A writer that is "killed" changes nothing from then on. One that is "interrupted" gets Ctrl-C before the write or
     after it, and one that is "overtaken" waits while another one does something, perhaps at a read. A request may be
     "refused" although the object is as it was, or its answer "lost", so that the client repeats it and it is refused.
+    A disk may have "failed" once, at a read as well, or be "full" for the rest of the operation.
     After a lost answer, the server may be "silent": then the next reads fail as well. A `gate` in front of a server
     gives these answers to its clients; without one, the store itself does.
     """
@@ -138,6 +147,7 @@ class Fate:
     meanwhile: Callable[[], object] = lambda: None
     is_late: bool = False
     silence: int = 1
+    number: int = errno.EIO
     gate: Gate | None = None
     answer: object = None
     passed: int = 0
@@ -169,6 +179,19 @@ class Fate:
             return call()
         raise (FileExistsError if name == "create" else ConflictError)("an answer of the server")
 
+    def fail(self, _: int, name: str, call: Callable[[], Any]) -> Any:
+        """Do a call of the system, unless the disk fails at it."""
+        is_moment = self.kind == "failed" or name in NEED_ROOM
+        self.passed += is_moment
+        is_over = self.has_come and self.kind == "failed"
+        if is_over or not is_moment or self.passed <= self.moment:
+            return call()
+        self.has_come = True
+        if half := getattr(call, "half", None):
+            half()
+        number = self.number if name in NEED_ROOM else errno.EIO
+        raise OSError(number, os.strerror(number), f"in a call of {name}")
+
     def judge(self, _: int, request: Request) -> object:
         """Say what becomes of a request to a server."""
         if request.reads:
@@ -187,6 +210,8 @@ class Fate:
             error = error.__cause__
         if not (self.has_come and isinstance(error, OSError)):
             return False
+        if self.kind in FAILURES:
+            return error.errno in DISK_ERRORS
         if self.gate is None:
             return error.errno in (errno.EBUSY, errno.EIO)
         # Clients repeat what fails once, unless they may not do it. What cannot be read may be there, or not.
@@ -195,6 +220,9 @@ class Fate:
 
     def watch(self, task: Callable[[], object]) -> None:
         """Do something that meets the fate; raises what it raises, and AssertionError if it has swallowed Ctrl-C."""
+        if self.kind in FAILURES:
+            CALLS.watch(task, self.fail)
+            return
         if self.gate is not None:
             self.gate.arm(self.judge)
             try:
@@ -231,6 +259,8 @@ class Settings:
     disk_cache: str | None = None
     verbs: list[str] = field(default_factory=list)
     """The names of what writers do; if it is empty, they do everything."""
+    chance: float = 0.3
+    """How likely it is that an operation meets a fate."""
     cloud: dict[str, Any] | None = None
     """The server of an object store, which gives writers strange answers: what a `Cloud` is made of."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -345,7 +375,6 @@ class Writer(Worker):
             self.stand_before(Cloud(**settings.cloud))
         self.has_locks = open_store(settings.url, storage_options=self.options).can.lock
         self.fates = fates_of(settings, has_locks=self.has_locks)
-        self.chance = 0.3 if self.gate is None else 0.6
         self.most: Counter[tuple[str, str]] = Counter()
         self.second: Writer | None = None
         self.met = ""
@@ -439,7 +468,7 @@ class Writer(Worker):
 
         Raises what it raises, or `NoAnswerError` if the server's answer explains why nobody knows what has happened.
         """
-        if not self.fates or self.random.random() > (self.chance if chance is None else chance):
+        if not self.fates or self.random.random() > (self.settings.chance if chance is None else chance):
             task()
             return
         kind = self.random.choice(self.fates)
@@ -448,8 +477,13 @@ class Writer(Worker):
         if kind in ANSWERS and self.gate is not None:
             fate.gate, fate.answer = self.gate, self.random.choice(BY_SERVERS[kind])
             fate.silence = self.random.choice([1, 3, 100])
+        durable = "off"
+        if kind in FAILURES:
+            durable = self.random.choice(["off", "ordered", "full"])
+            fate.number = self.random.choice(DISK_ERRORS if kind == "failed" else DISK_ERRORS[1:])
         try:
-            fate.watch(task)
+            with config.using(durable=durable):
+                fate.watch(task)
         except (OSError, ChunkMissingError) as error:
             if fate.explains(error):
                 raise NoAnswerError from error
@@ -1137,7 +1171,7 @@ def let_swaps_take_steps() -> None:
 def fates_of(settings: Settings, *, has_locks: bool) -> list[str]:
     """Return what may meet a writer. Memory lasts no longer than its process, and no server is asked for a file."""
     if has_locks:
-        return ["killed", "interrupted"] if settings.is_list_of_files else ["interrupted"]
+        return ["killed", "interrupted", *FAILURES] if settings.is_list_of_files else ["interrupted"]
     # The requests of servers are few, and so are their strange answers.
     return ["killed", "interrupted", "overtaken", *ANSWERS * (1 if settings.cloud is None else 3)]
 
@@ -1153,6 +1187,8 @@ def listen(settings: Settings, patch: pytest.MonkeyPatch) -> None:
     """Let all that happens in the store of a group run through `OPERATIONS`."""
     store = open_store(settings.url, storage_options=settings.options)
     OPERATIONS.listen(type(store), patch, (*STEPS, *READS))
+    if settings.is_list_of_files:
+        system_calls.listen(CALLS.run, patch)
 
 
 def work(settings: Settings) -> None:

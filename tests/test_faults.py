@@ -11,14 +11,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
 
 import blosc2
 import fsspec
 import numpy as np
 import pytest
+import system_calls
 from fsspec.implementations.memory import MemoryFileSystem
 from stories import ChunkStory, Contents, SnapshotStory, Story
 
@@ -27,7 +27,6 @@ from b2array import config
 from b2array.commit import draft as drafting
 from b2array.commit import resize
 from b2array.errors import B2ArrayError
-from b2array.store import descriptors, disk, local_store
 from b2array.store.spool import Spool
 
 LAYOUTS = ("contiguous", "sparse")
@@ -71,6 +70,10 @@ class Faults:
 
     def _fail(self, verb: Callable[[], object]) -> object:
         self.fired = True
+        half = getattr(verb, "half", None)
+        if half is not None:  # a file may be cut anywhere
+            half()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.mode == "error":
             kinds = OSError(errno.EIO, "injected"), TimeoutError("injected"), PermissionError(errno.EACCES, "injected")
             raise kinds[len(self.names) % 3]
@@ -168,66 +171,12 @@ def test_each_operation_of_a_file_system_may_fail(monkeypatch, layout, story, mo
 # ---- local files ----
 
 
-class FaultyOs:
-    """The module `os`, of which the calls that change or open files can fail."""
-
-    NAMES = ("open", "link", "replace", "unlink", "stat", "mkdir", "fsync", "chmod")
-
-    def __getattr__(self, name: str) -> object:
-        value = getattr(os, name)
-        if name not in self.NAMES:
-            return value
-        return lambda *args, **kwargs: FAULTS.run(name, lambda: value(*args, **kwargs))
-
-
-class FaultyFile:
-    """A file of which every writing can fail, after half of it was done."""
-
-    def __init__(self, file) -> None:
-        self._file = file
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):
-            self._file.close()
-
-    def write(self, data) -> None:
-        def half():
-            if FAULTS.at == len(FAULTS.names) - 1:
-                self._file.write(memoryview(data)[: len(data) // 2])
-                self._file.flush()
-                FAULTS.fired = True
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._file.write(data)
-
-        number, FAULTS.mode = FAULTS.mode, "through"
-        try:
-            FAULTS.run("write", half)
-        finally:
-            FAULTS.mode = number
-
-    def writelines(self, pieces) -> None:
-        for piece in pieces:
-            self.write(piece)
-
-
-def opened(path: str, mode: str, **options: Any) -> FaultyFile:
-    return FaultyFile(open(path, mode, **options))  # noqa: PTH123 - Path has no opener
-
-
 @pytest.mark.crossed
 @both_layouts
 @STORIES
 @pytest.mark.parametrize("durable", [False, True])
 def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, durable, sampled):
-    for module in (descriptors, disk, local_store):
-        monkeypatch.setattr(module, "os", FaultyOs())
-    monkeypatch.setattr(local_store, "open", opened, raising=False)
+    system_calls.listen(FAULTS.run, monkeypatch)
     with config.using(durable=durable):
         FAULTS.arm(None)
         states = told(story(str(tmp_path / "told.b2nd"), layout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -22,8 +23,10 @@ import fsspec
 import group_model
 import numpy as np
 import pytest
+import system_calls
 from clouds import KINDS, Cloud
 from group_model import (
+    CALLS,
     FOCUSES,
     MOUNT,
     NAMES,
@@ -45,6 +48,7 @@ from operations import Killed, compare
 import b2array
 from b2array import config, open_group
 from b2array.store import base
+from b2array.store.local_store import LocalStore
 from b2array.store.open import open_store
 from b2array.xarray_io import to_b2array
 
@@ -256,7 +260,7 @@ def begin_in_cloud(tmp_path: Path, cloud: Cloud, seed: int, layout: str, threads
     """Make a group on a server, which gives strange answers to writers."""
     bucket = cloud.make_bucket(f"model-{uuid4()}")
     play = Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False)
-    return play, replace(play.settings(seed, layout, threads), cloud=asdict(cloud))
+    return play, replace(play.settings(seed, layout, threads), chance=0.6, cloud=asdict(cloud))
 
 
 def begin_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool) -> Play:
@@ -339,6 +343,7 @@ def test_a_group_in_memory_shows_what_was_committed(
         ("files", "tasks"),
         ("as a server", "tasks"),
         ("files", "other groups"),
+        ("files", "members"),
         ("as a server", "members"),
         ("gcs", "members"),
         ("azure", "members"),
@@ -365,7 +370,7 @@ def test_writers_who_do_a_few_things_show_what_was_committed(
         play_in_processes(play, replace(settings, verbs=verbs), seconds, writers, readers)
     else:
         play = Play(str(tmp_path / "g.b2d"), tmp_path, {}, is_local=True)
-        settings = replace(play.settings(seed, "any", 1, swaps=place == "files"), verbs=verbs)
+        settings = replace(play.settings(seed, "any", 1, swaps=place == "files"), verbs=verbs, chance=0.6)
         play_in_processes(play, settings, seconds, writers, readers)
 
 
@@ -462,6 +467,25 @@ def test_a_fate_finds_that_ctrl_c_was_swallowed() -> None:
 
     with pytest.raises(AssertionError, match="expected that Ctrl-C reaches the user, found None"):
         Fate("interrupted", 0).watch(swallow)
+
+
+@pytest.mark.parametrize(("kind", "left"), [("failed", ["b"]), ("full", [])])
+def test_a_disk_fails_once_or_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, left: list[str]
+) -> None:
+    system_calls.listen(CALLS.run, monkeypatch)
+    store, errors = LocalStore(tmp_path), []
+
+    def task() -> None:
+        for name in "ab":
+            try:
+                store.create(name, b"content")
+            except OSError as error:
+                errors.append(error.errno)
+
+    Fate(kind, 1, number=errno.EDQUOT).watch(task)
+    assert store.walk() == left
+    assert errors == [errno.EDQUOT] * (2 - len(left))
 
 
 def test_a_writer_that_is_killed_changes_nothing_more() -> None:
