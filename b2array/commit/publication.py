@@ -346,7 +346,8 @@ def publish_new(group: Store, row: Row, identity: str, state: State, content: by
         with suppress(FileExistsError):
             return write(None)
         try:
-            occupant = load_published(store)
+            # Killed writers may have left a frame of each layout here.
+            occupant = load_published(store, sparse=row.sparse)
         except MISSING:
             # Another writer has just deleted it.
             continue
@@ -354,7 +355,7 @@ def publish_new(group: Store, row: Row, identity: str, state: State, content: by
             raise FileExistsError(f"{store.url} exists, and is not a frame of this group") from None
         noted = occupant.state.annotations.group_commit
         is_leftover = noted is not None and noted.identity == identity and noted.path == row.path
-        if not is_leftover or occupant.name != name:
+        if not is_leftover:
             raise FileExistsError(f"{store.url} exists, and is not a member of the group")
         # Another writer has just deleted the leftover, or makes the same member.
         with suppress(ConflictError):

@@ -9,11 +9,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import blosc2
 import fsspec
 import numpy as np
 import pytest
+from clouds import Cloud
 from operations import READS, WRITES, Killed, Operations, compare
 
 import b2array
@@ -594,3 +596,34 @@ def test_reads_that_a_server_refuses_do_not_say_that_anything_is_gone(url: str, 
         with pytest.raises(refused, match=r"none that may be read|the server refuses"):
             operations.watch(act, lambda _, name, call: refuse(name, call))
     assert open_group(url)["x"][...].tolist() == np.arange(8.0).tolist()
+
+
+def kill(_: int, name: str, call: Callable[[], Any]) -> Any:
+    """Kill a writer of a group before the write of the manifest, which replaces the one before."""
+    if name == "replace":
+        raise Killed
+    return call()
+
+
+@LAYOUTS
+@pytest.mark.parametrize("leftovers", [("sparse", "contiguous"), ("contiguous", "sparse")])
+def test_what_killed_writers_left_in_both_layouts_is_not_in_the_way(
+    layout: Any, leftovers: tuple[Any, Any], cloud_of: Callable[[str], Cloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In memory as on disks, a name is an object or has objects below it.
+    cloud, operations = cloud_of("gcs"), Operations()
+    options = {"storage_options": cloud.options}
+    url = cloud.make_bucket(f"left-{uuid4()}") + "/g.b2d"
+    operations.listen(type(open_store(url, **options)), monkeypatch)
+    open_group(url, "w", **options)["y"] = [0.0]
+    for each in leftovers:
+        group = open_group(url, "r+", **options)
+        create = partial(group.create, "x", data=[1.0], layout=each)
+        with pytest.raises(Killed):
+            operations.watch(create, kill)
+    open_group(url, "r+", **options).create("x", data=[2.0], layout=layout)
+    for found in (open_group(url, **options)["x"], b2array.open(f"{url}/x.b2nd", **options)):
+        assert found[...].tolist() == [2.0]
+    del open_group(url, "r+", **options)["x"]
+    with pytest.raises(FileNotFoundError):
+        b2array.open(f"{url}/x.b2nd", **options)
