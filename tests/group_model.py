@@ -109,6 +109,9 @@ REFUSED = (ConflictError, FileExistsError, FileNotFoundError, KeyError, GivenUp)
 MET = (Killed, KeyboardInterrupt, NoAnswerError)
 """What a writer gets that has met its fate. Nobody knows what has happened then."""
 
+LAST_STEPS = 6
+"""How many of an operation's last steps meet half of all fates."""
+
 ANSWERS = ("refused", "lost", "silent")
 """What a server may answer to a conditional write; see `Fate`."""
 BY_SERVERS = {
@@ -472,8 +475,11 @@ class Writer(Worker):
             task()
             return
         kind = self.random.choice(self.fates)
-        moment = self.random.randrange(self.most[op, kind] or 6)
-        fate = Fate(kind, moment, meanwhile, is_late=kind == "interrupted" and self.random.random() < 0.5)
+        most = self.most[op, kind] or LAST_STEPS
+        # A commit, and what follows it, are among the last steps.
+        first = max(0, most - LAST_STEPS) if self.random.random() < 0.5 else 0
+        fate = Fate(kind, self.random.randrange(first, most), meanwhile)
+        fate.is_late = kind == "interrupted" and self.random.random() < 0.5
         if kind in ANSWERS and self.gate is not None:
             fate.gate, fate.answer = self.gate, self.random.choice(BY_SERVERS[kind])
             fate.silence = self.random.choice([1, 3, 100])

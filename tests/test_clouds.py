@@ -161,6 +161,24 @@ def test_an_upload_in_parts_survives_requests_that_fail(cloud, cloud_url, gate, 
         assert found == content
 
 
+def test_a_gate_knows_for_which_writes_a_server_compares_versions(cloud, cloud_url, gate):
+    (gate, options), found = gate, []
+    store = open_store(f"{cloud_url}/a", storage_options=options)
+
+    def conditions_of(act: Callable[[], object]) -> set[bool]:
+        found.clear()
+        act()
+        return {*found}
+
+    gate.arm(lambda _, request: found.append(request.has_condition))
+    assert conditions_of(lambda: store.create("x", b"one")) == {True}
+    version = store.stamp("x").version
+    assert conditions_of(lambda: store.read([Span("x", 0, 3)])) == {False}
+    assert conditions_of(lambda: store.replace("x", b"two", expected=version)) == {True}
+    assert conditions_of(lambda: store.replace("x", b"three")) == {False}
+    assert conditions_of(lambda: store.delete(["x"])) == {False}
+
+
 def holding(name: str) -> Callable[[int, str], object]:
     """Return a rule that holds requests that write an object."""
     return lambda _, what: "held" if name in what and not what.startswith(("GET", "HEAD")) else None

@@ -24,7 +24,7 @@ import group_model
 import numpy as np
 import pytest
 import system_calls
-from clouds import KINDS, Cloud
+from clouds import KINDS, Cloud, Request
 from group_model import (
     CALLS,
     FOCUSES,
@@ -469,6 +469,15 @@ def test_a_fate_finds_that_ctrl_c_was_swallowed() -> None:
 
     with pytest.raises(AssertionError, match="expected that Ctrl-C reaches the user, found None"):
         Fate("interrupted", 0).watch(swallow)
+
+
+def test_a_server_loses_an_answer_and_then_refuses_some_reads() -> None:
+    asked = ["GET x", "PUT a", "DELETE a", "PUT b", "PUT c", "GET c", "HEAD c", "GET c", "PUT d"]
+    requests = [Request(each) for each in asked]
+    for request in requests:
+        request.has_condition = request.startswith("PUT")
+    fate = Fate("silent", 2, silence=2, answer="lost")
+    assert [fate.judge(0, each) for each in requests] == [None, None, None, None, "lost", 403, 403, None, None]
 
 
 @pytest.mark.parametrize(("kind", "left"), [("failed", ["b"]), ("full", [])])
