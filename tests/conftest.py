@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import os
 import random
@@ -10,7 +11,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 from unittest import TestCase
@@ -214,11 +215,27 @@ def _with_a_longer_run(items: list[pytest.Function]) -> list[pytest.Function]:
     return [item for item in slow if "short" in item.name and re.sub(r"\bshort\b", "long", item.name) in names]
 
 
+def _compile_in_parts(config: pytest.Config) -> None:
+    """Let each process of pytest-xdist begin with other test files: in a new checkout, to compile them takes seconds.
+
+    All processes keep what they compile, and find what others have compiled meanwhile.
+    """
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count == 1 or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for path in sorted((config.rootpath / "tests").rglob("test_*.py"))[own::count]:
+        # Whatever this raises, the collection raises it again, and reports it.
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect no garbage meanwhile: what is made there stays to the end."""
     gc.disable()
     try:
+        _compile_in_parts(session.config)
         return (yield)
     finally:
         gc.enable()
