@@ -43,7 +43,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 24), "--hostile": (60, 150), "--power": (1, 10)}
+COUNTS = {"--torture": (8, 16), "--hostile": (60, 150), "--power": (1, 8)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -281,7 +281,7 @@ SHORT_AND_SLOW = [pytest.param(0, id="short"), pytest.param(1, id="long", marks=
 
 @pytest.fixture(params=SHORT_AND_SLOW)
 def sampled(request: pytest.FixtureRequest) -> Sampled:
-    """Return what takes one of so many places in an ordinary run, six times as many with the mark `slow`, else all.
+    """Return what takes one of so many places in an ordinary run, four times as many with the mark `slow`, else all.
 
     With which one it begins, differs from test to test.
     """
@@ -289,7 +289,7 @@ def sampled(request: pytest.FixtureRequest) -> Sampled:
 
     def chosen(places: Sequence[T], one_in: int) -> Sequence[T]:
         if request.param:
-            one_in = 1 if _is_long() else max(1, one_in // 6)
+            one_in = 1 if _is_long() else max(1, one_in // 4)
         return places[first % max(1, min(one_in, len(places))) :: one_in]
 
     return chosen

@@ -14,6 +14,7 @@ from arrays import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from lengths import examples
 
 import b2array
 from b2array.array import array_copying
@@ -61,7 +62,7 @@ def test_one_item_stands_for_each_block(reduce, boundary):
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(150))
 @given(data=st.data(), dtype=st.sampled_from(["i1", "u1", "i2", "i4", "u4", "i8", "u8", "?"]))
 def test_means_of_integers_are_exact_and_rounded_to_the_nearest(data, dtype):
     x = data.draw(hnp.arrays(dtype, hnp.array_shapes(max_dims=3, max_side=7)))

@@ -7,6 +7,7 @@ import pytest
 from arrays import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import examples
 
 import b2array
 from b2array.commit.open_chunk import OpenChunk
@@ -26,7 +27,7 @@ def chunks_of(a):
     return [a.get_chunk(n) for n in range(a.nchunks)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_joining_equals_numpys(data):
     ndim = data.draw(st.integers(1, 3))
