@@ -196,10 +196,10 @@ class GroupChange:
         self.snapshots.require_fit(before)
         self._require_names_free(facts.near)
         if facts.members is not None and {**facts.members} != {**self.listed}:
-            # The snapshot would have members that its user has never seen.
+            # A snapshot would have members that its user has never seen, and they would survive `restore`.
             names = sorted({*facts.members.items()} ^ {*self.listed.items()})
             raise ConflictError(
-                f"{self.url}: another writer has made or deleted {names[0][0]!r} since the snapshot began"
+                f"{self.url}: another writer has made or deleted {names[0][0]!r} since the transaction began"
             )
 
     def _require_unchanged(self, facts: PresentMembers) -> None:
@@ -329,7 +329,7 @@ class PresentMembers:
     near : Members
         The members that have the names of new members, or are around or below them: a new name must not be there.
     members : mapping of str to str, optional
-        The present members, for a new snapshot.
+        The present members, for a new snapshot and for `restore`.
     """
 
     states: Mapping[str, str]

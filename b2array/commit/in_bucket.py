@@ -396,7 +396,7 @@ def _find_facts(change: GroupChange, before: Manifest) -> PresentMembers:
     near = Members()
     if change.new_names():
         near = Members({name: rows[name].path for name in rows.keys() - change.removed.keys()})
-    members = before.members if change.snapshots.new and change.explicit else None
+    members = before.members if change.snapshots.concern_all_members and change.explicit else None
     return PresentMembers(states, near, members)
 
 

@@ -176,7 +176,7 @@ class Disk:
             near = list_near(self.store, names, before)
             for name in change.removed:
                 near.remove(name)
-        members = list_members(self.store, before) if change.snapshots.new else None
+        members = list_members(self.store, before) if change.snapshots.concern_all_members else None
         return PresentMembers(states, near, members)
 
     # Staging.

@@ -56,6 +56,11 @@ class SnapshotChanges:
         return bool(self.new or self.removed or self.copies)
 
     @property
+    def concern_all_members(self) -> bool:
+        """Whether they depend on which members the group has: a new snapshot has all, and restoring deletes others."""
+        return bool(self.new or self._needed)
+
+    @property
     def ledger(self) -> Ledger:
         """The ledger that the group had when the transaction began; FormatError if it is damaged.
 

@@ -55,8 +55,8 @@ def prepare_members(changes: Changes, change: GroupChange) -> None:
 def restore(changes: Changes, change: GroupChange, name: str) -> None:
     """Delete later members, and give each member that differs from the snapshot its earlier revision.
 
-    The other members count as read: the commit is refused if another writer changes one of them first, or drops the
-    snapshot. Raises KeyError if the group has no snapshot of this name.
+    The other members count as read. The commit is refused if another writer changes one of them first, makes or deletes
+    a member, or drops the snapshot. Raises KeyError if the group has no snapshot of this name.
     """
     # The transaction knows all snapshots, and no revision is removed while the manifest names it.
     manifest = changes.view.manifest

@@ -98,7 +98,8 @@ def _move_out_embedded(changes: Changes) -> None:
 def restore(changes: Changes, change: GroupChange, name: str) -> None:
     """Delete later members, restore members in their frames where possible, and make the others again.
 
-    Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops it first.
+    Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops it first,
+    or makes or deletes a member.
     """
     view = changes.view
     then = find_snapshot(view, name)

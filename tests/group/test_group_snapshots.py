@@ -809,6 +809,30 @@ def test_restore_is_refused_if_another_writer_changes_a_member_that_has_the_stat
     assert (found["time"][1], found["level"][0]) == (8, 77)
 
 
+@pytest.mark.parametrize("theirs", ["make", "delete"])
+def test_restore_is_refused_if_another_writer_makes_or_deletes_a_member(where: Where, theirs: str) -> None:
+    """A member that the transaction has never seen would survive, although it was made after the snapshot."""
+    group = prepared(where)
+    group.snapshot("start")
+    group["later"] = [1, 2]
+
+    def restore() -> None:
+        with group.transaction() as changes:
+            changes.restore("start")
+            other = where.open("r+")
+            if theirs == "make":
+                other.copy("level", other, "copied")
+            else:
+                del other["later"]
+
+    with pytest.raises(ConflictError, match="another writer has made or deleted"):
+        restore()
+    there = {*where.open()}
+    assert ("copied" in there, "later" in there) == (theirs == "make", theirs == "make")
+    group.restore("start")
+    assert {*where.open()} == {*where.at("start")}
+
+
 def test_a_restored_member_finds_a_free_place_where_layouts_changed(where: Where) -> None:
     group = where.open("w")
     group.create("x", data=[1], layout="sparse")
