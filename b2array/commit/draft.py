@@ -337,7 +337,7 @@ class Draft(Source):
         try:
             return self.staging.put(n, buf, self.state.sizes.shape[1], head)
         except MISSING as error:
-            if self.base is None:
+            if not _is_replaced(self, error):
                 raise
             raise _make_place_error(self.url, error) from None
 
@@ -683,14 +683,22 @@ def move_above_floor(draft: Draft, floor: int) -> bool:
 def detect_replacement(draft: Draft) -> Iterator[None]:
     """Turn the error of a block into ConflictError if the directory of a draft's frame was deleted, moved or replaced.
 
-    A draft of a new frame has no such directory: then the error stays the same.
+    A draft of a new frame has no such directory: then the error stays the same, unless another writer has made a file
+    in the place.
     """
     try:
         yield
     except MISSING as error:
-        if draft.base is None:
+        if not _is_replaced(draft, error):
             raise
         raise _make_place_error(draft.url, error) from None
+
+
+def _is_replaced(draft: Draft, error: OSError) -> bool:
+    """Whether an error of writing to the directory of a draft's frame means that another writer has been there."""
+    if draft.base is not None:
+        return True
+    return isinstance(error, NotADirectoryError) and find_frame(draft.store) is not None
 
 
 def _make_place_error(url: str, error: OSError) -> ConflictError:

@@ -296,7 +296,8 @@ class Bucket:
         published = None
         if draft.base is None and row is None:
             content = b"".join(bytes_of_plan(next_plan, source))
-            published = publish_new(group, new_row, manifest.identity, state, content)
+            with detect_replacement(draft):
+                published = publish_new(group, new_row, manifest.identity, state, content)
         name = index_name(new_row.generation) if new_row.sparse else ""
         with detect_replacement(draft):
             stored = create_unique(store_of_revision(group, new_row), name, bytes_of_plan(next_plan, source))

@@ -770,6 +770,27 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_has_the_name_by_t
     assert values(url) == {"x": 1, "y": 0}
 
 
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("length", [2, 9], ids=["at the commit", "at once"])
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_a_transaction_is_told_of_a_conflict_if_the_name_has_the_other_layout_by_then(
+    tmp_path: Path, place: str, length: int, layout: Any
+) -> None:
+    """A full chunk of a sparse member is written at once, and the last one at the commit."""
+    url = places(tmp_path)[place]
+    group = make(url, "y", layout)
+
+    def change() -> None:
+        with group.transaction() as changes:
+            array = changes.create("x", data=np.arange(4), chunks=(4,), layout=layout)
+            make(url, "x", "contiguous" if layout == "sparse" else "sparse", 1)
+            array.append(np.arange(length))
+
+    with pytest.raises(ConflictError, match=r"another writer|was replaced by a file"):
+        change()
+    assert values(url) == {"x": 1, "y": 0}
+
+
 @pytest.mark.parametrize("place", ["local", "memory", "s3", "gcs"])
 @LAYOUTS
 def test_an_array_that_was_opened_where_it_waited_for_its_place_is_read_when_it_is_there(
