@@ -1174,6 +1174,13 @@ def let_swaps_take_steps() -> None:
     LocalStore.move_here = slowly  # type: ignore[method-assign]
 
 
+def let_clock_differ() -> None:
+    """Set the clock of this process back or forward, by up to a day, as clocks of computers may differ."""
+    offset = random.Random(os.getpid()).choice([-90_000, -3_700, -3, 0, 3, 3_700, 90_000])
+    now, now_in_ns = time.time, time.time_ns
+    time.time, time.time_ns = lambda: now() + offset, lambda: now_in_ns() + offset * 10**9
+
+
 def fates_of(settings: Settings, *, has_locks: bool) -> list[str]:
     """Return what may meet a writer. Memory lasts no longer than its process, and no server is asked for a file."""
     if has_locks:
@@ -1458,6 +1465,7 @@ def serve(protocol: str) -> int:
             try:
                 settings = Settings(**json.loads(line))
                 listen(settings, pytest.MonkeyPatch())
+                let_clock_differ()
                 work(settings)
                 status = 0
             finally:
