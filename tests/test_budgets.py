@@ -148,7 +148,7 @@ def test_a_change_of_one_member_writes_its_chunk_its_revision_the_manifest_and_a
             assert (count.requests, count.waves) <= (5, 5)
 
 
-def test_members_are_made_replaced_moved_and_deleted(bucket: Bucket, group: b2array.Group) -> None:
+def test_members_are_made_replaced_moved_and_removed(bucket: Bucket, group: b2array.Group) -> None:
     with bucket.counting() as count:
         group["z"] = values(5)
     assert count.requests <= 5
