@@ -357,15 +357,18 @@ class Transaction(Changes):
         self._ended = True  # an error from now on must not abort the committed changes
         self.view.show_commit(committed, self.change)
         self._group.show_commit(committed, self.change)
+        members = self.change.members
+        # Another writer may have replaced a member, which got another path, before the transaction opened it.
+        known = {members[path].name: path for path in written}
+        states = {path if path in members else known[name_of(path)]: state for path, state in committed.states.items()}
         for path in written:
-            self._handles[path].leave(committed.states.get(path))
-        states, members = committed.states, self.change.members
+            self._handles[path].leave(states.get(path))
         if self.view.is_local:
             for path, state in states.items():
                 _finish(members[path], state)
         else:
             map_concurrently(lambda path: _finish(members[path], states[path]), [*states])
-        for path, state in states.items():
+        for path, state in committed.states.items():
             self.view.remember(path, state)
 
 

@@ -770,6 +770,29 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_has_the_name_by_t
     assert values(url) == {"x": 1, "y": 0}
 
 
+@pytest.mark.parametrize("place", ["local", "memory", "memory as a server"])
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_a_transaction_changes_a_member_that_was_replaced_before_it_opened_it(
+    tmp_path: Path, place: str, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In object stores, a member has another path after its layout has changed. The transaction has listed that one."""
+    url = places(tmp_path)["local" if place == "local" else "memory"]
+    if place == "memory as a server":
+        compare(type(open_store(url)), monkeypatch)
+    group = make(url, "x", "contiguous" if layout == "sparse" else "sparse")
+    with group.transaction() as changes:
+        del changes["x"]
+        changes.create("x", data=np.zeros(ROWS), layout=layout)
+    with group.transaction() as changes:
+        make(url, "y", layout, 1).create("x", data=np.ones(ROWS), layout=layout, overwrite=True)
+        array = changes["x"]
+        array.attrs["unit"] = "m"
+    for each in (array, group["x"], open_group(url)["x"]):
+        assert each.attrs == {"unit": "m"}
+        assert (each[...] == 1).all()
+    assert values(url) == {"x": 1, "y": 1}
+
+
 @pytest.mark.parametrize("place", ["local", "memory"])
 @pytest.mark.parametrize("length", [2, 9], ids=["at the commit", "at once"])
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
