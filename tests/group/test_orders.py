@@ -31,9 +31,13 @@ from operations import compare
 
 import b2array
 from b2array import Group, config, open_group
-from b2array.errors import B2ArrayError
+from b2array.errors import B2ArrayError, ConflictError
+from b2array.group.ragged import Rows
 from b2array.store import base
 from b2array.store.open import open_store
+
+# A transaction may end before it merges its forks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*never merged", "ignore:.*fork")
 
 MEMBERS = ("a", "b", "in/a", "in/b", "out/a")
 GROUPS = ("in", "out")
@@ -67,6 +71,11 @@ class Step:
     @property
     def other_group(self) -> str:
         return GROUPS[1 - GROUPS.index(self.group)]
+
+    @property
+    def rows(self) -> str:
+        """The group of rows of different lengths."""
+        return "rows"
 
     @property
     def first_items(self) -> list[int]:
@@ -212,6 +221,24 @@ class Model:
         self.copy(start, target)
         self.remove(start)
 
+    def unit_of(self, group: str) -> int | None:
+        self.require(group)
+        return self.units.get(group)
+
+    def set_unit(self, group: str, value: int) -> None:
+        """Set the attribute of a group. Another writer may have removed the group before: then it is there again."""
+        self.units[group] = value
+
+    def take(self, name: str) -> None:
+        """Note a snapshot that the commit takes at its end."""
+        if name in self.snapshots or name in self.taken:
+            raise Impossible(name)
+        self.taken.add(name)
+
+    def drop(self, name: str) -> None:
+        """Drop a snapshot. Another writer may have dropped it before."""
+        self.snapshots.pop(name, None)
+
     def restore(self, name: str) -> None:
         self.members, self.units = copy.deepcopy(self.snapshots[name])
 
@@ -349,9 +376,81 @@ def fork_and_merge(writer: Writer, step: Step) -> None:
     writer.group.merge(sent(fork))
 
 
+def read_both(writer: Writer, step: Step) -> list[list[int]]:
+    names = [step.member, step.other]
+    found = writer.group.read_many(dict.fromkeys(names, ...))
+    return [unpack(found[name]) for name in names]
+
+
+def fork_twice(writer: Writer, step: Step) -> None:
+    """Merge two forks in the other order, of which one was forked again."""
+    first = writer.group.fork()
+    second = sent(writer.group.fork())
+    inner = sent(first.fork())
+    write_item(inner[step.member], step)
+    second[step.other].attrs["unit"] = step.value
+    first.merge(sent(inner))
+    writer.group.merge(second, sent(first))
+
+
+def model_fork_twice(model: Model, step: Step) -> None:
+    model.write(step.member, step.place, step.value)
+    model.members[step.other].unit = step.value
+
+
+def begin_fork(writer: Writer, step: Step) -> None:
+    """Let a fork write an item; the transaction merges it later."""
+    fork = writer.group.fork()
+    write_item(fork[step.member], step)
+    writer.forks.append(fork)
+
+
+def model_begin_fork(model: Model, step: Step) -> None:
+    if step.place >= len(model.members[step.member].items):
+        raise Impossible(step)
+    model.forks.append(lambda: model.write(step.member, step.place, step.value))
+
+
+def make_in_fork(writer: Writer, step: Step) -> None:
+    """Make a member in a fork, and set an attribute of its group."""
+    fork = sent(writer.group.fork())
+    Writer(fork).create(step)
+    fork.attrs["unit"] = step.value
+    writer.group.merge(fork)
+
+
+def model_make_in_fork(model: Model, step: Step) -> None:
+    model.add(step.member, Member(step.first_items))
+    model.units[""] = step.value
+
+
+def merge_forks(writer: Writer, step: Step) -> None:
+    """Merge all forks, the last one first."""
+    writer.group.merge(*map(sent, reversed(writer.forks)))
+    writer.forks.clear()
+
+
+def model_merge_forks(model: Model, step: Step) -> None:
+    for write in reversed(model.forks):
+        write()
+    model.forks.clear()
+
+
 def sent(fork: Group) -> Group:
     """Return a fork as another process gets it."""
     return pickle.loads(pickle.dumps(fork))
+
+
+def model_make_rows(model: Model, step: Step) -> None:
+    model.units.setdefault("rows")
+    model.add("rows/values", Member([step.value]))
+    model.add("rows/offsets", Member([0, 1]))
+
+
+def model_append_rows(model: Model, step: Step) -> None:
+    values, offsets = (model.members[f"rows/{name}"].items for name in ("values", "offsets"))
+    values += [step.value] * step.place + [1]
+    offsets += [offsets[-1] + step.place, offsets[-1] + step.place + 1]
 
 
 ARRAY_VERBS = {
@@ -447,6 +546,77 @@ VERBS = {
         ways=EVERY - URL,
         refused=(KeyError,),
     ),
+    "read_both": Verb(
+        read_both,
+        lambda model, step: [[*model.members[name].items] for name in (step.member, step.other)],
+        "member other",
+        "member other",
+        ways=TRANSACTION,
+    ),
+    "read_unit_of_group": Verb(
+        lambda writer, step: writer[step.group].attrs.get("unit"),
+        lambda model, step: model.unit_of(step.group),
+        "group",
+        "group",
+        ways=TRANSACTION,
+    ),
+    "set_unit_of_group": Verb(
+        lambda writer, step: writer[step.group].attrs.update(unit=step.value),
+        lambda model, step: model.set_unit(step.group, step.value),
+        "group value",
+        "group",
+    ),
+    "require_group": Verb(
+        lambda writer, step: void(writer.group.require_group(step.group)),
+        lambda model, step: void(model.units.setdefault(step.group)),
+        "group",
+        lacks="group",
+        ways=EVERY - URL,
+    ),
+    "require_array": Verb(
+        lambda writer, step: void(writer.group.require_array(step.member, (4,), "i8", **step.layout)),
+        lambda model, step: model.add(step.member, Member([0] * 4)),
+        "member",
+        lacks="member",
+        ways=EVERY - URL,
+    ),
+    "delete_group": Verb(
+        lambda writer, step: writer.group.__delitem__(step.group),
+        lambda model, step: model.remove(step.group),
+        "group",
+        "group",
+        ways=EVERY - URL,
+    ),
+    "move_group": Verb(
+        lambda writer, step: writer.group.move(step.group, step.other_group),
+        lambda model, step: model.move(step.group, step.other_group),
+        "group other_group",
+        "group",
+        "other_group",
+        ways=EVERY - URL,
+    ),
+    "copy_group": Verb(
+        lambda writer, step: writer.group.copy(step.group, writer.group, step.other_group),
+        lambda model, step: model.copy(step.group, step.other_group),
+        "group other_group",
+        "group",
+        "other_group",
+        ways=EVERY - URL,
+    ),
+    "snapshot": Verb(
+        lambda writer, step: writer.group.snapshot(step.snapshot),
+        lambda model, step: model.take(step.snapshot),
+        "snapshot",
+        ways=EVERY - URL,
+        refused=(FileExistsError,),
+    ),
+    "drop": Verb(
+        lambda writer, step: writer.group.drop_snapshot(step.snapshot),
+        lambda model, step: model.drop(step.snapshot),
+        "snapshot",
+        ways=EVERY - URL,
+        refused=(KeyError,),
+    ),
     "fork": Verb(
         fork_and_merge,
         lambda model, step: model.write(step.member, step.place, step.value),
@@ -454,6 +624,37 @@ VERBS = {
         "member",
         ways=TRANSACTION,
         refused=(IndexError,),
+    ),
+    "fork_twice": Verb(
+        fork_twice,
+        model_fork_twice,
+        "member other place value",
+        "member other",
+        ways=TRANSACTION,
+        refused=(IndexError,),
+    ),
+    "begin_fork": Verb(
+        begin_fork,
+        model_begin_fork,
+        "member place value",
+        "member",
+        ways=TRANSACTION,
+        refused=(IndexError,),
+    ),
+    "merge_forks": Verb(merge_forks, model_merge_forks, "", ways=TRANSACTION, refused=(ConflictError,)),
+    "make_in_fork": Verb(make_in_fork, model_make_in_fork, "member value form", lacks="member", ways=TRANSACTION),
+    "make_rows": Verb(
+        lambda writer, step: void(Rows.create(writer.group.require_group("rows"), [[step.value]], chunks=(4,))),
+        model_make_rows,
+        "value",
+        lacks="rows",
+        ways=TRANSACTION,
+    ),
+    "append_rows": Verb(
+        lambda writer, step: void(Rows(writer[step.rows]).append([[step.value] * step.place, [1]])),
+        model_append_rows,
+        "place value",
+        "rows",
     ),
 }
 
