@@ -174,7 +174,8 @@ class Model:
     units: dict[str, int | None] = field(default_factory=dict)
     snapshots: dict[str, Contents] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    """The snapshots that the commit under way makes at its end."""
+    dropped: set[str] = field(default_factory=set)
+    """The snapshots that the commit under way makes and drops at its end."""
     forks: list[Callable[[], None]] = field(default_factory=list)
     """What forks that are not merged yet have done."""
 
@@ -231,26 +232,30 @@ class Model:
 
     def take(self, name: str) -> None:
         """Note a snapshot that the commit takes at its end."""
-        if name in self.snapshots or name in self.taken:
+        if name in self.snapshots.keys() - self.dropped or name in self.taken:
             raise Impossible(name)
         self.taken.add(name)
 
     def drop(self, name: str) -> None:
-        """Drop a snapshot. Another writer may have dropped it before."""
-        self.snapshots.pop(name, None)
+        """Note a snapshot that the commit drops at its end; until then it can be restored.
+
+        Another writer may have dropped it before.
+        """
+        self.dropped.add(name)
 
     def restore(self, name: str) -> None:
         self.members, self.units = copy.deepcopy(self.snapshots[name])
 
     def commit(self, commit: Commit) -> None:
         """Do what a commit has done; raises LookupError if that was impossible here."""
-        self.taken, self.forks = set(), []
         for deed in commit.deeds:
             if deed.acts and VERBS[deed.step.verb].on_model(self, deed.step) != deed.seen:
                 raise Impossible(deed)
+        for name in self.dropped:
+            self.snapshots.pop(name, None)
         for name in self.taken:
             self.snapshots[name] = copy.deepcopy((self.members, self.units))
-        self.taken, self.forks = set(), []
+        self.taken, self.dropped, self.forks = set(), set(), []
 
     def show(self) -> Shown:
         """Return what readers find."""
@@ -289,6 +294,8 @@ TRANSACTION: Ways = frozenset({"transaction"})
 HANDLES: Ways = frozenset({"handle", "old handle", "thread"})
 URL: Ways = frozenset({"url"})
 EVERY: Ways = TRANSACTION | HANDLES | URL
+FRESH: Ways = TRANSACTION | {"handle"}
+"""The others copy what their handle shows, which other writers may have changed or deleted since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,7 +544,7 @@ VERBS = {
         "member other",
         "member",
         "other",
-        ways=EVERY - URL,
+        ways=FRESH,
     ),
     "restore": Verb(
         lambda writer, step: writer.group.restore(step.snapshot),
@@ -601,7 +608,7 @@ VERBS = {
         "group other_group",
         "group",
         "other_group",
-        ways=EVERY - URL,
+        ways=FRESH,
     ),
     "snapshot": Verb(
         lambda writer, step: writer.group.snapshot(step.snapshot),
