@@ -184,7 +184,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
         # The message already names the chunk.
         raise
     except (FormatError, UnsupportedError) as error:
-        raise _add_location(source, request.chunk, error) from error
+        raise _add_location(source, request.chunk, error)  # noqa: B904 - the error has its cause
 
 
 def _read_from_disk(source: Source, request: ChunkRequest) -> Stored | None:
@@ -212,7 +212,11 @@ def _require_all(outcomes: Sequence[Stored | Exception]) -> list[Stored]:
     chunks = []
     for outcome in outcomes:
         if isinstance(outcome, Exception):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                # The error refers to this stack frame, and the cycle would last until garbage collection.
+                del outcome, outcomes
         chunks.append(outcome)
     return chunks
 
@@ -247,12 +251,11 @@ def _read_in_waves(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stor
             step = _advance(steps, answer)
         except ChunkMissingError as error:
             # The message already names the chunk.
-            outcomes[i] = error
+            outcomes[i] = error.with_traceback(None)
             return
         except (FormatError, UnsupportedError) as error:
-            located = _add_location(source, request.chunk, error)
-            located.__cause__ = error
-            outcomes[i] = located
+            # Without tracebacks, which would refer to this function, and so to `outcomes`.
+            outcomes[i] = _add_location(source, request.chunk, error.with_traceback(None))
             return
         if isinstance(step, Ask):
             waiting.append(_Waiting(i, source, request.chunk, steps, step))
@@ -358,7 +361,9 @@ def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
     where_read = f"chunk {n} of {source.url}"
     if isinstance(location, Location) and chunk_number(location.name) is not None:
         where_read += f", {location.name}"
-    return prefix_error(where_read, error)
+    located = prefix_error(where_read, error)
+    located.__cause__ = error
+    return located
 
 
 def steps_of(source: Source, request: ChunkRequest) -> Steps:
