@@ -179,7 +179,9 @@ def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, 
     system_calls.listen(FAULTS.run, monkeypatch)
     with config.using(durable=durable):
         FAULTS.arm(None)
-        states = told(story(str(tmp_path / "told.b2nd"), layout))
+        # As deep as the places below, because each directory above a file is opened.
+        (tmp_path / "told").mkdir()
+        states = told(story(str(tmp_path / "told" / "a.b2nd"), layout))
         names = FAULTS.names
         assert {"open", "link", "write"} <= {*names}
         assert ("fsync" in names) == durable
@@ -194,6 +196,7 @@ def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, 
             else:
                 retold(story(str(place), layout), states)
             assert FAULTS.fired
+            assert FAULTS.names[at] == name
 
 
 def survived(story: Story, states: list[Contents], *, must_fail: bool) -> None:
