@@ -358,9 +358,7 @@ class Transaction(Changes):
         self.view.show_commit(committed, self.change)
         self._group.show_commit(committed, self.change)
         members = self.change.members
-        # Another writer may have replaced a member, which got another path, before the transaction opened it.
-        known = {members[path].name: path for path in written}
-        states = {path if path in members else known[name_of(path)]: state for path, state in committed.states.items()}
+        states = _by_opened_path(committed.states, members, written)
         for path in written:
             self._handles[path].leave(states.get(path))
         if self.view.is_local:
@@ -370,6 +368,20 @@ class Transaction(Changes):
             map_concurrently(lambda path: _finish(members[path], states[path]), [*states])
         for path, state in committed.states.items():
             self.view.remember(path, state)
+
+
+def _by_opened_path(
+    states: Mapping[str, Revision],
+    members: Mapping[str, MemberChange],
+    written: Collection[str],
+) -> dict[str, Revision]:
+    """Return committed states by the paths at which the transaction has opened its members.
+
+    Another writer may have replaced a member, which got another path, before the transaction opened it. `written` are
+    the paths of the members that the commit has written.
+    """
+    paths = {members[path].name: path for path in written}
+    return {path if path in members else paths[name_of(path)]: state for path, state in states.items()}
 
 
 def _finish(member: MemberChange, state: Revision) -> None:
