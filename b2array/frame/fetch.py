@@ -122,7 +122,13 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
             stored = _read_from_disk(source, requests[0])
             if stored is not None:
                 return [stored]
-        return _require_all(fetch_from([(source, request) for request in requests]))
+        try:
+            return _read_together(source, requests)
+        except FormatError:
+            # The cache on disk may have kept bytes that were damaged on their way: read them from the server.
+            if not source.forget([request.chunk for request in requests]):
+                raise
+        return _read_together(source, requests)
     except FormatError as error:
         # Bytes of a later state look like damage. Requests that tell the difference are worth their cost only after an
         # error.
@@ -171,7 +177,8 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
             try:
                 view = source.read(ask.spans, clip=True)[0] if ask.clip else source.gather(*ask[:3])
             except MISSING as error:
-                raise _explain_missing(source, [(request.chunk, ask)], error)  # noqa: B904 - the error has its cause
+                _refuse_missing(source, [(request.chunk, ask)], error)
+                raise
             except FormatError as error:
                 ask = steps.throw(error)
             else:
@@ -184,7 +191,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
         # The message already names the chunk.
         raise
     except (FormatError, UnsupportedError) as error:
-        raise _add_location(source, request.chunk, error)  # noqa: B904 - the error has its cause
+        raise _add_location(source, request.chunk, error) from error
 
 
 def _read_from_disk(source: Source, request: ChunkRequest) -> Stored | None:
@@ -207,76 +214,90 @@ def _read_from_disk(source: Source, request: ChunkRequest) -> Stored | None:
     return None
 
 
-def _require_all(outcomes: Sequence[Stored | Exception]) -> list[Stored]:
-    """Return chunks; raise the first error that stands in the place of a chunk."""
-    chunks = []
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            try:
-                raise outcome
-            finally:
-                # The error refers to this stack frame, and the cycle would last until garbage collection.
-                del outcome, outcomes
-        chunks.append(outcome)
-    return chunks
+def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
+    """Read and return many chunks, with one wave of requests for each step; raise the errors of `fetch`."""
+    chunks: list[Stored | None] = [None] * len(requests)
+    waiting: list[tuple[int, Steps, Ask]] = []
+
+    def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
+        """Advance the steps of request `i`: enter its chunk in `chunks`, or let it wait for more bytes."""
+        try:
+            step = _advance(steps, outcome)
+            if isinstance(step, Ask):
+                waiting.append((i, steps, step))
+            else:
+                chunks[i] = step
+        except (FormatError, UnsupportedError) as error:
+            raise _add_location(source, requests[i].chunk, error) from error
+
+    for i, request in enumerate(requests):
+        go_on(i, steps_of(source, request), None)
+    while waiting:
+        asked, waiting = waiting, []
+        spans = [span for _, _, ask in asked for span in ask.spans]
+        try:
+            views = iter(source.read(spans, clip=True))
+        except MISSING as error:
+            _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
+            raise
+        for i, steps, ask in asked:
+            own_views = [next(views) for _ in ask.spans]
+            go_on(i, steps, _join_views(source, ask, own_views))
+    return [stored for stored in chunks if stored is not None]
 
 
 def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
-    """Read chunks of one frame or several, with one wave of requests for each step; return an error for a failed chunk.
-
-    The errors are the errors of `fetch`, except that a change by another writer may look like damage.
-    """
-    outcomes = _read_in_waves(requests)
-    # The cache on disk may have kept bytes that were damaged on their way: read them from the server.
+    """Read chunks of several frames, with one wave of requests for each step; return an error for each failed chunk."""
+    outcomes = _fetch_from(requests)
     again = [
         i
         for i, (source, request) in enumerate(requests)
         if isinstance(outcomes[i], FormatError) and source.forget([request.chunk])
     ]
     if again:
-        for i, outcome in zip(again, _read_in_waves([requests[i] for i in again]), strict=True):
+        # As in `fetch`.
+        for i, outcome in zip(again, _fetch_from([requests[i] for i in again]), strict=True):
             outcomes[i] = outcome
     return outcomes
 
 
-def _read_in_waves(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
+def _fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
     """Do the same as `fetch_from`, but trust the cache on disk."""
     outcomes: list[Stored | Exception] = [FormatError("not read")] * len(requests)
     waiting: list[_Waiting] = []
 
-    def go_on(i: int, steps: Steps, answer: memoryview | FormatError | None) -> None:
+    def go_on(
+        i: int,
+        source: Source,
+        steps: Steps,
+        outcome: memoryview | FormatError | None,
+    ) -> None:
         """Advance the steps of request `i`: enter its chunk or error in `outcomes`, or let it wait for more bytes."""
-        source, request = requests[i]
         try:
-            step = _advance(steps, answer)
-        except ChunkMissingError as error:
-            # The message already names the chunk.
-            outcomes[i] = error.with_traceback(None)
-            return
+            step = _advance(steps, outcome)
         except (FormatError, UnsupportedError) as error:
-            # Without tracebacks, which would refer to this function, and so to `outcomes`.
-            outcomes[i] = _add_location(source, request.chunk, error.with_traceback(None))
+            outcomes[i] = error
             return
         if isinstance(step, Ask):
-            waiting.append(_Waiting(i, source, request.chunk, steps, step))
+            waiting.append(_Waiting(i, source, steps, step))
         else:
             outcomes[i] = step
 
     for i, (source, request) in enumerate(requests):
-        go_on(i, steps_of(source, request), None)
+        go_on(i, source, steps_of(source, request), None)
     while waiting:
         by_source: dict[int, list[_Waiting]] = {}
         for each in waiting:
             by_source.setdefault(id(each.source), []).append(each)
         groups, waiting = [*by_source.values()], []
         answers = threads.ahead(_read_wave, groups, min(len(groups), _SOURCES_AT_ONCE))
-        for group, answer in zip(groups, answers, strict=True):
-            if isinstance(answer, Exception):
-                for each in group:
-                    outcomes[each.number] = answer
-            else:
-                for each, view in zip(group, answer, strict=True):
-                    go_on(each.number, each.steps, view)
+        for group, views in zip(groups, answers, strict=True):
+            for each, view in zip(group, views, strict=True):
+                # The steps of a chunk handle a FormatError: its object may end early.
+                if isinstance(view, Exception) and not isinstance(view, FormatError):
+                    outcomes[each.number] = view
+                else:
+                    go_on(each.number, each.source, each.steps, view)
     return outcomes
 
 
@@ -285,24 +306,20 @@ class _Waiting(NamedTuple):
 
     number: int
     source: Source
-    chunk: int
     steps: Steps
     ask: Ask
 
 
-def _read_wave(group: list[_Waiting]) -> list[memoryview | FormatError] | Exception:
-    """Read the bytes for which the chunks of one frame wait; return them, or an error for each chunk whose object ends.
-
-    If the read fails, return its error instead: it concerns all of these chunks.
-    """
+def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
+    """Read the bytes for which the chunks of one frame wait; return them, or an error, for each chunk."""
     source = group[0].source
     spans = [span for each in group for span in each.ask.spans]
     try:
         views = iter(source.read(spans, clip=True))
-    except MISSING as error:
-        return _explain_missing(source, [(each.chunk, each.ask) for each in group], error)
-    except Exception as error:  # noqa: BLE001 - the chunks of other frames go on
-        return error
+    except Exception as error:  # noqa: BLE001 - only the chunks of this frame fail
+        # The steps of a chunk would take a FormatError for the end of its object.
+        failure = B2ArrayError(str(error)) if isinstance(error, FormatError) else error
+        return [failure] * len(group)
     return [_join_views(source, each.ask, [next(views) for _ in each.ask.spans]) for each in group]
 
 
@@ -328,31 +345,23 @@ def _join_views(source: Source, ask: Ask, views: list[memoryview]) -> memoryview
     return join_views(views)
 
 
-def _explain_missing(
+def _refuse_missing(
     source: Source,
     asked: list[tuple[int, Ask]],
     error: OSError,
-) -> Exception:
-    """Return the error of a chunk whose file does not exist; return `error` if the chunks have no separate files."""
+) -> None:
+    """Raise the error of a chunk whose file does not exist; return if the chunks have no separate files."""
     missing = str(error.filename or "")
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if each[1] and missing.endswith(each[1])), names[0])
-    explained: Exception
-    try:
-        # A chunk that a repair has marked as lost has no file, and another error.
-        source.locate(n)
-    except ChunkMissingError as lost:
-        return lost
+    # A chunk that a repair has marked as lost has no file, and raises another error.
+    source.locate(n)
     if source.url.endswith(TEMPORARY):
         # A writer has moved the new frame from this temporary place to its final one.
-        explained = stale_reader(source.url)
-    elif name:
+        raise stale_reader(source.url) from error
+    if name:
         found = "found none, or none that may be read" if isinstance(error, HiddenError) else "found none"
-        explained = ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, {found}")
-    else:
-        return error
-    explained.__cause__ = error
-    return explained
+        raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, {found}") from error
 
 
 def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
@@ -361,9 +370,7 @@ def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
     where_read = f"chunk {n} of {source.url}"
     if isinstance(location, Location) and chunk_number(location.name) is not None:
         where_read += f", {location.name}"
-    located = prefix_error(where_read, error)
-    located.__cause__ = error
-    return located
+    return prefix_error(where_read, error)
 
 
 def steps_of(source: Source, request: ChunkRequest) -> Steps:
