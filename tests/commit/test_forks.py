@@ -732,6 +732,8 @@ def test_a_failing_transaction_with_forks_leaves_the_files_of_others_alone(
     two: tuple[b2array.NDArray, b2array.NDArray],
 ) -> None:
     ours, theirs = two
+    # The files of chunks are numbered in the order in which threads have written them.
+    replaced = ours._handle.source.locate(0).name
     with theirs.transaction(), pytest.raises(ZeroDivisionError), ours.transaction():
         fork = ours.fork()
         theirs[0] = 5
@@ -741,7 +743,7 @@ def test_a_failing_transaction_with_forks_leaves_the_files_of_others_alone(
         raise ZeroDivisionError
     assert rows(again(ours)) == [5, *[1] * 7]
     assert b2array.verify(ours.url, deep=True).ok
-    assert b2array.vacuum(ours.url, grace=0).removed == ("00000000.chunk",)
+    assert b2array.vacuum(ours.url, grace=0).removed == (replaced,)
 
 
 def test_a_fork_does_not_reuse_an_equal_file_of_another_writer(
