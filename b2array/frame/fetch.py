@@ -360,7 +360,9 @@ def _refuse_missing(
         # A writer has moved the new frame from this temporary place to its final one.
         raise stale_reader(source.url) from error
     if name:
-        found = "found none, or none that may be read" if isinstance(error, HiddenError) else "found none"
+        found = "found none"
+        if isinstance(error, HiddenError):
+            found += ", or none that may be read"
         raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, {found}") from error
 
 

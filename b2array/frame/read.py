@@ -122,7 +122,8 @@ def read(
     if len(first) == 1:
         reader.run(first[0], in_threads=True)
         return
-    is_large = max((len(job.wanted) for job in first), default=0) * layout.block_nbytes >= _LEAST_SHARED
+    most_blocks = max((len(job.wanted) for job in first), default=0)
+    is_large = most_blocks * layout.block_nbytes >= _LEAST_SHARED
     if not source.is_local:
         fetched = fetch_ahead(jobs, _fetch_window)
         if is_large:

@@ -244,7 +244,8 @@ class Revision(Source):
         try:
             current = self.owner.load(self)
         except FileNotFoundError as error:
-            return None if isinstance(error, HiddenError) else moved_away(self.url)
+            is_hidden = isinstance(error, HiddenError)
+            return None if is_hidden else moved_away(self.url)
         except ConflictError as error:
             return error
         except FormatError:
