@@ -455,3 +455,12 @@ def s3_without_list(s3_options: dict[str, object], monkeypatch: pytest.MonkeyPat
             raise PermissionError("Access Denied") from cause(method)
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config) -> int:
+    """Give what random stories of groups are drawn from, and print it: the option ``--groups-seed``, or any number."""
+    given = pytestconfig.getoption("--groups-seed")
+    chosen: int = random.randrange(10**6) if given is None else given
+    print(f"--groups-seed {chosen}")
+    return chosen

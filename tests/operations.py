@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -21,6 +22,17 @@ STEPS = (*WRITES, "swap", "force", "withdraw")
 
 class Killed(BaseException):
     """Stands for the end of a process: nothing that it does afterwards reaches the store."""
+
+
+def in_a_child(task: Callable[[], object]) -> None:
+    """Do something in a forked process, which ends without cleaning up."""
+    pid = os.fork()
+    if not pid:
+        try:
+            task()
+        finally:
+            os._exit(1)
+    os.waitpid(pid, 0)
 
 
 class Operations(threading.local):

@@ -223,14 +223,6 @@ SIZES = [
 """Seconds, processes that write, processes that read, threads of each."""
 
 
-@pytest.fixture
-def seed(pytestconfig: pytest.Config) -> int:
-    given = pytestconfig.getoption("--groups-seed")
-    chosen: int = random.randrange(10**6) if given is None else given
-    print(f"--groups-seed {chosen}")
-    return chosen
-
-
 @pytest.fixture(params=SIZES)
 def size(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> tuple[float, int, int, int]:
     seconds, *counts = request.param

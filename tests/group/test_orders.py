@@ -1057,14 +1057,6 @@ def place(
     fsspec.filesystem("memory").store.clear()
 
 
-@pytest.fixture
-def seed(pytestconfig: pytest.Config) -> int:
-    given = pytestconfig.getoption("--groups-seed")
-    chosen: int = random.randrange(10**6) if given is None else given
-    print(f"--groups-seed {chosen}")
-    return chosen
-
-
 def test_transactions_follow_one_another_in_some_order(place: Place, seed: int, pytestconfig: pytest.Config) -> None:
     """With the option ``--groups``, this tells stories for so many seconds, otherwise a few."""
     seconds = pytestconfig.getoption("--groups") or 0

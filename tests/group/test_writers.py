@@ -19,7 +19,7 @@ import fsspec
 import numpy as np
 import pytest
 from clouds import Cloud
-from operations import compare
+from operations import compare, in_a_child
 
 import b2array
 from b2array import config, open_group
@@ -39,17 +39,6 @@ ROWS = (6, 100)
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in processes of their own"),
 ]
-
-
-def in_a_child(task: Callable[[], object]) -> None:
-    """Do something in a forked process, which ends without cleaning up."""
-    pid = os.fork()
-    if not pid:
-        try:
-            task()
-        finally:
-            os._exit(1)
-    os.waitpid(pid, 0)
 
 
 def killed_after_the_commit(url: str, change: Callable[[b2array.Group], object]) -> None:

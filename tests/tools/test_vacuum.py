@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 from damage import noise, write
-from operations import compare
+from operations import compare, in_a_child
 
 import b2array
 from b2array.commit import in_bucket, staging
@@ -470,15 +470,12 @@ def _replace_until_killed(monkeypatch, at, url, layout):
             os._exit(0)
         rename(*args, **options)
 
-    child = os.fork()
-    if child == 0:
-        try:
-            monkeypatch.setattr(disk, "swap", lambda *_: False)
-            monkeypatch.setattr(os, "rename", renamed)
-            b2array.asarray(np.arange(50), url=url, layout=layout, chunks=(10,), overwrite=True)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    def replace():
+        monkeypatch.setattr(disk, "swap", lambda *_: False)
+        monkeypatch.setattr(os, "rename", renamed)
+        b2array.asarray(np.arange(50), url=url, layout=layout, chunks=(10,), overwrite=True)
+
+    in_a_child(replace)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ends a forked process")
