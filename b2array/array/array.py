@@ -749,4 +749,6 @@ def array_at(
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
     store = open_store(url, storage_options=storage_options, fs=fs)
-    return NDArray(Handle(owners.load(store, start=offset, cached=mode == "r"), mode))
+    is_read = mode == "r"
+    revision = owners.load(store, start=offset, cached=is_read, needs_group=not is_read)
+    return NDArray(Handle(revision, mode))

@@ -350,7 +350,8 @@ def schunk_at(
     Raises the errors of `b2array.open_schunk`.
     """
     store = open_store(url, storage_options=storage_options, fs=fs)
-    revision = load(store, start=offset, bare=at is not None, cached=mode == "r")
+    is_read = mode == "r"
+    revision = load(store, start=offset, bare=at is not None, cached=is_read, needs_group=not is_read)
     return SChunk(Handle(revision if at is None else intact.load_intact_state(revision, at), mode))
 
 

@@ -147,7 +147,10 @@ class KnownManifest:
         """Read the stored manifest, remember it, and return it with its version.
 
         If the stored version is the one that was seen last, do not parse it. The parameters are as for `read_manifest`.
+        A manifest that this process has seen is never taken for missing because the server hides it.
         """
+        known = (each[0] for each in (self._seen, self.written) if each is not None)
+        hidden_is_missing = hidden_is_missing and all(manifest == Manifest() for manifest in known)
         cached = cached and config.disk_cache is not None
         last = None if self.is_copy and not cached else self._seen
         self._seen = read_manifest(self.group, last=last, cached=cached, hidden_is_missing=hidden_is_missing)
@@ -183,11 +186,14 @@ class InnerManifests:
         self._shown: dict[str, tuple[KnownManifest, Manifest]] = {}
 
     def read(self, group: Store, *, cached: bool) -> tuple[KnownManifest, Manifest]:
-        """Return the manifest of an inner group that the home shows; the first call reads it."""
+        """Return the manifest of an inner group that the home shows; the first call reads it.
+
+        PermissionError: the manifest exists, or the server hides whether it exists, and the user may not read it.
+        """
         shown = self._shown.get(group.url)
         if shown is None:
             new = KnownManifest(group)
-            manifest, _ = new.read(cached=cached)
+            manifest, _ = new.read(cached=cached, hidden_is_missing=False)
             # Threads share the manifest that one of them has read first.
             shown = self._shown.setdefault(group.url, (new, manifest))
         known, manifest = shown

@@ -12,7 +12,6 @@ commit is pending: then the group owns it (`LocalMember`; see `b2array.catalog.r
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,7 +20,7 @@ from b2array.catalog.manifest import Manifest, Row, data_path, index_name, is_in
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.frame.kept_states import load_kept_state
 from b2array.frame.revision import Revision, head_if_unchanged, read_frame, read_named
-from b2array.store.base import Store, Version, where
+from b2array.store.base import HiddenError, Store, Version, where
 
 __all__ = [
     "ALONE",
@@ -58,7 +57,14 @@ class Alone:
             head = head_if_unchanged(last.store, last.frame, last.header, last.start, last.name)
             if head is not None:
                 return replace(last, version=head.version, unique=head.unique)
-        current = load(last.store, start=last.start, bare=last.at is not None)
+        # A state that noted a group when it was opened was found to be outside of it.
+        was_outside = last.state.annotations.group_commit is not None
+        current = load(
+            last.store,
+            start=last.start,
+            bare=last.at is not None,
+            needs_group=not was_outside,
+        )
         return matching_state(last, current, even_new=even_new)
 
 
@@ -102,7 +108,7 @@ class BucketMember:
         Until the group's first commit has written a manifest with rows, load the published state. Raises the errors of
         `load_member` and of `matching_state`.
         """
-        manifest, _ = self.known.read()
+        manifest, _ = self.known.read(hidden_is_missing=False)
         if manifest.rows is None:
             # No commit of the group has written its manifest yet.
             current = self.as_owner_of(load_published(last.store))
@@ -138,11 +144,14 @@ def load(
     with_contents: bool = False,
     cached: bool = False,
     accepts: Callable[[Version], bool] | None = None,
+    needs_group: bool = False,
 ) -> Revision:
     """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
 
     More requests than for `read_frame` follow if the frame notes that it is in a group. The parameters are as for
-    `read_frame`, and so are the other errors.
+    `read_frame`, and so are the other errors. With `needs_group`, raise PermissionError if the user may not read the
+    manifest of the group; otherwise return the published state. Writers need it: their commits past a group would be
+    lost.
 
     Raises
     ------
@@ -157,7 +166,7 @@ def load(
         cached=cached,
         accepts=accepts,
     )
-    return _follow_group(published, bare=bare, cached=cached)
+    return _follow_group(published, bare=bare, cached=cached, needs_group=needs_group)
 
 
 def load_published(
@@ -184,13 +193,22 @@ def load_published(
 
 
 def find_frame(store: Store) -> Revision | None:
-    """Load the frame that a new one would replace, as its group lists it or as it is published; None if unreadable."""
-    # A group may list another revision of the frame, or may have deleted it.
-    for read in (load, load_published):
+    """Load the frame that a new one would replace, as its group lists it or as it is published; None if unreadable.
+
+    PermissionError: the user may not read the manifest of the group that the frame notes.
+    """
+    try:
+        published = load_published(store)
+    except (FileNotFoundError, FormatError, UnsupportedError):
         # A frame that cannot be read may be replaced like any other file.
-        with suppress(FileNotFoundError, FormatError, UnsupportedError):
-            return read(store)
-    return None
+        return None
+    try:
+        return _follow_group(published, bare=False, needs_group=True)
+    except HiddenError:
+        raise
+    except (FileNotFoundError, FormatError, UnsupportedError):
+        # The group has deleted the frame, or has lost the state that it lists.
+        return published
 
 
 # Members of groups in object stores.
@@ -202,13 +220,14 @@ def _follow_group(
     bare: bool,
     cached: bool = False,
     inner: InnerManifests | None = None,
+    needs_group: bool = False,
 ) -> Revision:
     """Load the state that the group of a published frame lists; return a frame outside of groups unchanged.
 
     With `inner`, this is the manifest of the group that a home of an outer group shows, otherwise the present one. A
-    frame with a note of a group counts as outside if it was copied elsewhere, or if the manifest is of another group or
-    cannot be read for lack of permission. FileNotFoundError: the group does not list the member. FormatError: the
-    listed revision is missing.
+    frame with a note of a group counts as outside if it was copied elsewhere, or if the manifest is missing or of
+    another group. The same holds if the user may not read the manifest, but with `needs_group` this raises
+    PermissionError. FileNotFoundError: the group does not list the member. FormatError: the listed revision is missing.
     """
     noted = published.state.annotations.group_commit
     if noted is None or published.start or published.store.can.local:
@@ -220,7 +239,9 @@ def _follow_group(
     try:
         known, manifest = (inner or InnerManifests()).read(store_of(""), cached=cached)
     except PermissionError:
-        # Without permission to list, a server gives the same answer for a missing object.
+        if needs_group:
+            raise
+        # The user may read this object alone, as with a signed URL, or the server hides that there is no group.
         return published
     if manifest.identity != noted.identity or manifest.rows is None:
         return published
@@ -232,6 +253,8 @@ def _follow_group(
         return member.as_owner_of(published)
     try:
         return load_revision(member, row, bare=bare, cached=cached)
+    except HiddenError:
+        raise
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(
             f"{published.url}: expected revision {row.generation}, which the group lists, found none"
@@ -345,7 +368,7 @@ def find_damage(published: Revision) -> tuple[str, str] | None:
     member = published.owner
     if not isinstance(member, BucketMember) or is_index_name(published.name) or not published.generation:
         return None
-    manifest, _ = member.known.read()
+    manifest, _ = member.known.read(hidden_is_missing=False)
     row = (manifest.rows or {}).get(member.name)
     if row is None or row.generation != published.generation:
         return None
@@ -353,6 +376,8 @@ def find_damage(published: Revision) -> tuple[str, str] | None:
     place = where(published.url if row.sparse else member.group.url, name)
     try:
         load_revision(member, row)
+    except HiddenError:
+        raise
     except FileNotFoundError:
         return name, f"{place}: expected the index that the group lists, found none"
     except (FormatError, UnsupportedError) as error:

@@ -59,7 +59,7 @@ from b2array.format.state import State
 from b2array.frame.revision import Revision
 from b2array.frame.source import FRAME_NAME, Staged
 from b2array.grid.layout import Layout
-from b2array.store.base import Store
+from b2array.store.base import HiddenError, Store
 from b2array.store.endings import TEMPORARY
 from b2array.store.local_store import LocalStore
 from b2array.store.spans import Span
@@ -762,7 +762,10 @@ def _find_commit(point: ForkPoint) -> Revision | None:
     try:
         # The store of a member may be the store of one revision, which shows no later commit: ask the owner.
         current = load(point.store) if base is None else base.owner.load(base, even_new=True)
-    except (FileNotFoundError, FormatError):
+    except (FileNotFoundError, FormatError) as error:
+        # A user who may not list gets this answer for a new array that does not exist yet.
+        if isinstance(error, HiddenError) and base is not None:
+            raise
         # Without a readable frame, no commit has succeeded.
         return None
     return current if was_committed(current.state, point) else None

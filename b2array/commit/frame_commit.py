@@ -40,7 +40,7 @@ from b2array.format.annotations import GroupCommit
 from b2array.format.ledger import Kept
 from b2array.format.state import State
 from b2array.frame.revision import Revision, head_if_unchanged
-from b2array.store.base import MISSING, Stamp, Version, attempts, durability, pause, too_many_conflicts
+from b2array.store.base import MISSING, HiddenError, Stamp, Version, attempts, durability, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
 
 __all__ = ["Prepared", "commit", "frame_lock", "stage"]
@@ -148,7 +148,13 @@ def _overwrite(draft: Draft) -> Revision:
         except (ConflictError, FileExistsError):  # another writer was faster
             draft.destination = draft.destination._replace(old=find_frame(place))
             continue
-        if not _has_old_changed(old, committed):
+        try:
+            has_old_changed = _has_old_changed(old, committed)
+        except HiddenError:
+            # Another writer may be able to read the old frame, and may have changed it.
+            place.delete([committed.name])
+            raise
+        if not has_old_changed:
             _remove_old(draft, committed)
             return committed
         # A group has adopted the frame of the other layout meanwhile, so remove the new frame and try again.
@@ -166,6 +172,8 @@ def _has_old_changed(old: Revision | None, committed: Revision) -> bool:
         return False
     try:
         return old.store.stamp(old.name).version != old.version
+    except HiddenError:
+        raise
     except MISSING:
         return False
 

@@ -33,7 +33,7 @@ from b2array.frame.kept_states import load_kept_states
 from b2array.frame.revision import Revision
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
-from b2array.store.base import Store, Version
+from b2array.store.base import HiddenError, Store, Version
 from b2array.store.spans import Span
 
 __all__ = [
@@ -110,7 +110,7 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
     for number, name, head in zip(numbers, names, store.head(names, HEADER_LEN), strict=True):
         if not isinstance(head, Exception):
             sizes[number] = prefix_errors(f"{store.url}: {name}", partial(ChunkHeader.unpack, head.data)).cbytes
-        elif not isinstance(head, FileNotFoundError):
+        elif isinstance(head, HiddenError) or not isinstance(head, FileNotFoundError):
             raise head
     return sizes
 

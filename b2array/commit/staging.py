@@ -33,7 +33,7 @@ from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record, record_crc
 from b2array.frame.source import Staged
-from b2array.store.base import Mutex, Store
+from b2array.store.base import HiddenError, Mutex, Store
 from b2array.store.spool import Segment, Spool
 
 __all__ = ["CHECKED_AFTER", "CreatedFiles", "Staging", "digest_of"]
@@ -466,6 +466,9 @@ class Staging:
         needed = numbers[_are_among(numbers, offsets)]
         names = [index.chunk_name(number) for number in needed.tolist()]
         heads = self._store.head(names, 1) if names else []
+        for head in heads:
+            if isinstance(head, HiddenError):
+                raise head
         answers = zip(names, heads, strict=True)
         return [name for name, head in answers if isinstance(head, FileNotFoundError)]
 

@@ -558,6 +558,8 @@ class Revision(Source):
         """
         try:
             current = self.store.stamp_read(self.name).version
+        except HiddenError:
+            raise
         except FileNotFoundError:
             raise moved_away(self.url) from None
         if current != self.version:

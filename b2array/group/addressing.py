@@ -203,7 +203,14 @@ def _open_existing(
     """
     try:
         store = open_store(url, storage_options=storage_options)
-        source = owners.load(store, start=offset, bare=name is not None, cached=mode == "r")
+        is_read = mode == "r"
+        source = owners.load(
+            store,
+            start=offset,
+            bare=name is not None,
+            cached=is_read,
+            needs_group=not is_read,
+        )
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         if offset:
@@ -614,7 +621,8 @@ def _open_unmarked(
         if not (store.can.lists or (suffix == ARRAY and _is_file(store, parts))):
             continue
         try:
-            source = owners.load(store, bare=at is not None, cached=mode == "r")
+            is_read = mode == "r"
+            source = owners.load(store, bare=at is not None, cached=is_read, needs_group=not is_read)
             return _wrap(source, mode, follow=follow, at=at)
         except (FileNotFoundError, PermissionError):
             continue

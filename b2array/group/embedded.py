@@ -88,8 +88,11 @@ def holds_members(frame: Frame) -> bool:
 
 def is_embed_file(url: str, storage_options: Mapping[str, Any]) -> bool:
     """Read the frame in a file, and return whether it is an embedding store of python-blosc2; False without a frame."""
-    source = owners.find_frame(open_store(url, storage_options=storage_options))
-    return source is not None and holds_members(source.frame)
+    try:
+        published = owners.load_published(open_store(url, storage_options=storage_options))
+    except (FileNotFoundError, FormatError, UnsupportedError):
+        return False
+    return holds_members(published.frame)
 
 
 def pack_empty_frame() -> bytes:

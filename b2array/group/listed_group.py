@@ -33,7 +33,17 @@ from b2array.group import embedded, summaries
 from b2array.group.homes import GroupHome
 from b2array.group.local_group import LocalGroup
 from b2array.group.new_members import NewFrame
-from b2array.store.base import MISSING, Head, Mutex, Store, Version, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import (
+    MISSING,
+    Head,
+    HiddenError,
+    Mutex,
+    Store,
+    Version,
+    attempts,
+    stale_reader,
+    too_many_conflicts,
+)
 from b2array.store.open import join_url, open_store
 
 __all__ = ["ListedGroup", "group_at"]
@@ -441,6 +451,8 @@ class ListedGroup(GroupHome):
         try:
             member = self.owner_of(path)
             return load_member(member, manifest, for_writing=for_writing, cached=not for_writing, inner=self._inner)
+        except HiddenError:
+            raise
         except MISSING:
             # The member is not damaged if the caller has its path from an earlier list.
             is_listed = path in (manifest.members or {}).values()
@@ -477,11 +489,14 @@ class ListedGroup(GroupHome):
         if manifest.rows is not None:
             row = Row(path, generation.hex(), sparse)
             # If somebody has dropped the snapshot, `vacuum` may have removed the revision.
-            with suppress(*MISSING):
+            try:
                 revision = load_revision(self.owner_of(path), row, cached=cached)
-                # Without the group as its owner, the revision stays the same when the group commits.
-                return replace(revision, owner=ALONE)
-            return None
+            except HiddenError:
+                raise
+            except MISSING:
+                return None
+            # Without the group as its owner, the revision stays the same when the group commits.
+            return replace(revision, owner=ALONE)
         # Frames that were copied here from a local disk contain the states of snapshots.
         with suppress(*MISSING, ConflictError):
             source = load_published(self.store_of(path), cached=cached)

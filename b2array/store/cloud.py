@@ -204,7 +204,10 @@ class CloudStore(FsspecStore):
         """List one object, on servers that deny access to missing objects to users who may not list."""
 
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
-        return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
+        entries: Iterable[Any] = answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
+        # An earlier denial was a fault of the server, or the user may list now.
+        self._cannot_list = False
+        return entries
 
     def replace(
         self,

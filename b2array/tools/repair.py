@@ -224,7 +224,7 @@ def _repair(
 def _read(store: Store, listed: tuple[BucketMember, Row] | None) -> tuple[Revision, Salvaged]:
     """Return the frame with notes on its recovery. If it is damaged, use the state `listed` in its group, if any."""
     try:
-        revision = load(store)
+        revision = load(store, needs_group=True)
     except (FormatError, UnsupportedError) as error:
         reason = error
     else:

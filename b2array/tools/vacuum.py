@@ -41,7 +41,7 @@ from b2array.group.group_snapshot import find_unneeded
 from b2array.group.homes import GroupHome
 from b2array.group.listed_group import ListedGroup
 from b2array.group.local_group import LocalGroup
-from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
+from b2array.store.base import MISSING, HiddenError, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED, replaced_frames
 from b2array.store.local_store import LocalStore
 from b2array.store.open import address_of, open_store
@@ -375,7 +375,9 @@ def _load_listed_member(store: Store) -> Revision | None:
     if store.can.local:
         return None
     try:
-        snapshot = load(store)
+        snapshot = load(store, needs_group=True)
+    except HiddenError:
+        raise
     except FileNotFoundError:
         return None
     return snapshot if snapshot.owner.lists_revisions else None
