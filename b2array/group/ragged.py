@@ -68,8 +68,7 @@ class Rows:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._values = _open_array(group, VALUES)
-        self._offsets = _open_array(group, OFFSETS)
+        self._values, self._offsets = _open_both(group)
         if self._offsets.dtype.kind not in "iu" or self._offsets.ndim != 1 or not len(self._offsets):
             raise FormatError(
                 f"{self._offsets.url}: expected offsets of rows, one more than there are rows, found an array of shape "
@@ -231,6 +230,21 @@ class Rows:
         for piece, key, i, j in zip(pieces, keys, begins.tolist(), ends.tolist(), strict=True):
             rows += [piece[int(starts[n]) - key.start : int(stops[n]) - key.start] for n in range(i, j)]
         return rows
+
+
+def _open_both(group: Group) -> tuple[NDArray, NDArray]:
+    """Open the values and the offsets; if another writer commits between the two, refresh the group, and try again."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(pause(attempt))
+            group.refresh()
+        try:
+            return _open_array(group, VALUES), _open_array(group, OFFSETS)
+        except ConflictError:
+            # In a transaction, the members stay as they were when it began.
+            if isinstance(group._home, Changes):
+                raise
+    raise ConflictError(f"{group.url}: other writers have changed the rows {_TRIES} times while they were opened")
 
 
 def _open_array(group: Group, name: str) -> NDArray:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from operations import Operations
 
 import b2array
 from b2array import Rows
 from b2array.errors import FormatError
+from b2array.store.local_store import LocalStore
 
 
 def data(count, seed=0):
@@ -77,6 +80,21 @@ def test_an_append_is_one_commit(group):
         assert len(Rows(b2array.open_group(group.url))) == 50
     rows.refresh()
     assert len(rows) == 52
+
+
+def test_rows_are_opened_beside_a_writer_that_appends(group, monkeypatch):
+    operations = Operations()
+    operations.listen(LocalStore, monkeypatch)
+    Rows.create(group, dtype="i8")
+    writer, moments = Rows(group), 0
+
+    def read():
+        return Rows(b2array.open_group(group.url, "r+"))[:]
+
+    while operations.meets(moments, read, partial(writer.append, [[moments]])):
+        moments += 1
+    assert moments > 4
+    same(read(), [np.array([n]) for n in range(moments)])
 
 
 def test_rows_of_writers_at_the_same_time_are_all_there(group):
