@@ -13,6 +13,7 @@ from typing import Any
 
 from b2array.catalog.manifest import (
     EMBEDDED,
+    MANIFEST,
     Manifest,
     Row,
     is_embedded,
@@ -28,7 +29,7 @@ from b2array.format import summary
 from b2array.format.attributes import decode_attr
 from b2array.format.state import State
 from b2array.frame.source import FRAME_NAME
-from b2array.store.base import Store
+from b2array.store.base import Store, stale_reader
 
 __all__ = [
     "EMBEDDED_MAP",
@@ -64,6 +65,8 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
         The store cannot be listed, or the files were copied from a local disk during a commit.
     FormatError
         The embedding frame is damaged.
+    ConflictError
+        The manifest was empty because it was missing, and the list of the files shows one.
     """
     if manifest.rows is not None:
         return manifest
@@ -79,6 +82,8 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
                 " the group is made"
             )
         files = [*summary.unpack_all(manifest.summaries)]
+    if manifest == Manifest() and MANIFEST in files:
+        raise stale_reader(group.url)
     _require_complete(group, manifest)
     prefix_errors(group.url, lambda: refuse_other_names(files))
     rows = {}

@@ -195,7 +195,10 @@ class Bucket:
             raise another_group(self.store.url)
         if before.rows is None or not before.identity:
             # A member's note of its group counts only if a manifest lists the member, so write the manifest first.
-            before = complete_manifest(self.store, before)
+            try:
+                before = complete_manifest(self.store, before)
+            except ConflictError:
+                raise Overtaken from None
             before = replace(before, identity=before.identity or change.identity or os.urandom(8).hex())
             _require_listed(change, before)
             try:

@@ -122,8 +122,8 @@ class ListedGroup(GroupHome):
         copied._is_pinned = pinned
         copied._identity = self._identity
         if pinned and not self._lists_own:
-            manifest, version = self.known.last_seen()
-            copied.show(complete_manifest(self.store, manifest), version)
+            _, version, complete = self._list_members(*self.known.last_seen())
+            copied.show(complete, version)
         return copied
 
     def address(self, path: str) -> str:
@@ -192,18 +192,43 @@ class ListedGroup(GroupHome):
         """
         self._show(manifest, version)
 
-    def _show(self, manifest: Manifest, version: Version | None, complete: Manifest | None = None) -> _Listing:
-        """Show the members of a manifest, as `show` does, and return what this home shows now.
+    def _show(self, manifest: Manifest, version: Version | None) -> _Listing:
+        """Show the members of a manifest, as `show` does, and return what this home shows now."""
+        return self._show_listed(*self._list_members(manifest, version, shows_mounts=True))
 
-        A caller that has completed the manifest passes it as `complete`, so that the files are not listed again.
-        """
-        self._lists_own = manifest.rows is not None
-        if complete is None:
-            complete = complete_manifest(self.store, manifest, shows_mounts=True)
+    def _show_listed(self, stored: Manifest, version: Version | None, complete: Manifest) -> _Listing:
+        """Show the members of a stored manifest, given with its version and with the rows that it may lack."""
+        self._lists_own = stored.rows is not None
         listing = complete, version, Members(complete.members or {})
         self._listing = listing
         self._identity = self._identity or complete.identity
         return listing
+
+    def _list_members(
+        self,
+        stored: Manifest,
+        version: Version | None,
+        *,
+        shows_mounts: bool = False,
+    ) -> tuple[Manifest, Version | None, Manifest]:
+        """Return a stored manifest, its version, and a manifest with rows, for which `complete_manifest` lists files.
+
+        If the group commits for the first time meanwhile, return the manifest of that commit, or a later one: the list
+        may lack members that the commit has deleted, although other members are not published yet.
+        """
+        for _ in attempts(self.store):
+            complete: Manifest | None = None
+            # The list of the files has a manifest that was missing before.
+            with suppress(ConflictError):
+                complete = complete_manifest(self.store, stored, shows_mounts=shows_mounts)
+            lists_files = stored.rows is None and stored != Manifest() and self.store.can.write
+            if complete is not None and not lists_files:
+                return stored, version, complete
+            latest, version = self.known.read()
+            if complete is not None and latest == stored:
+                return stored, version, complete
+            stored = latest
+        raise too_many_conflicts(self.store)
 
     def require_same(self, manifest: Manifest | None = None) -> None:
         """Raise ConflictError if a manifest, by default the one that this home shows, is not of the same group.
@@ -238,8 +263,7 @@ class ListedGroup(GroupHome):
         may have missed another one before.
         """
         before = self.manifest
-        manifest, version = self.known.read(cached=True)
-        complete = complete_manifest(self.store, manifest, shows_mounts=True)
+        manifest, version, complete = self._list_members(*self.known.read(cached=True), shows_mounts=True)
         rows = complete.rows or {}
         is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
         is_same_group = before.identity in ("", manifest.identity)
@@ -247,7 +271,7 @@ class ListedGroup(GroupHome):
         # Members without a number were made by their URLs, each in a commit without the group.
         commits = [row.number for each, row in rows.items() if row.number and each not in self.rows]
         if is_there and is_unchanged and len(commits) == len({*commits}):
-            self._show(manifest, version, complete)
+            self._show_listed(manifest, version, complete)
         return is_there
 
     def refresh(self) -> None:
@@ -450,7 +474,13 @@ class ListedGroup(GroupHome):
         """
         try:
             member = self.owner_of(path)
-            return load_member(member, manifest, for_writing=for_writing, cached=not for_writing, inner=self._inner)
+            revision = load_member(
+                member,
+                manifest,
+                for_writing=for_writing,
+                cached=not for_writing,
+                inner=self._inner,
+            )
         except HiddenError:
             raise
         except MISSING:
@@ -459,6 +489,24 @@ class ListedGroup(GroupHome):
             if not is_listed or complete_manifest(self.store, self.load_manifest(), shows_mounts=True) != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
+        # A writer compares what it has read when it commits.
+        if not for_writing and self._is_later(manifest, path, revision):
+            raise stale_reader(self.url)
+        return revision
+
+    def _is_later(self, manifest: Manifest, path: str, revision: Revision) -> bool:
+        """Return whether a state is of a commit of the group after a manifest.
+
+        Only members that the manifest lists without a revision can show such a state: before the first commit to a
+        member, readers take what is published. If the manifest has no identity, and the member notes a group, this
+        reads the present manifest.
+        """
+        row = (manifest.rows or {}).get(name_of(path))
+        noted = revision.state.annotations.group_commit
+        if row is None or row.generation or noted is None or noted.path != path or noted.number <= manifest.number:
+            return False
+        identity = manifest.identity or self.load_manifest().identity
+        return identity == noted.identity
 
     def state_of(self, path: str, manifest: Manifest) -> Revision:
         """Load the state of a member that a manifest lists. Raises the errors of `open`."""

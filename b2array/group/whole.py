@@ -23,7 +23,7 @@ from b2array.group.homes import GroupHome
 from b2array.group.listed_group import group_at
 from b2array.group.transaction import committing
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Head, Store
+from b2array.store.base import MISSING, Head, HiddenError, Store
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
@@ -57,8 +57,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     if required and not (has_manifest or exists(home, visible=True)):
         if is_of_zarr(home.store):
             raise FileNotFoundError(foreign.zarr_text(home.store.url))
-        hint = _explain_missing_list(home.store)
-        raise FileNotFoundError(f"{home.store.url}: there is no group{hint}")
+        raise _make_missing_error(home.store)
     return home
 
 
@@ -99,21 +98,21 @@ def home_in_file(file: BinaryFile) -> Archive:
     return Archive(file, {})
 
 
-def _explain_missing_list(store: Store) -> str:
-    """Return the end of the error for a missing group, if the store does not list files; otherwise "".
-
-    Without a list, only a manifest shows a group. This tries to list the files.
-    """
+def _make_missing_error(store: Store) -> FileNotFoundError:
+    """Return the error for a missing group. This tries to list the files: without a list, only a manifest shows it."""
+    missing = f"{store.url}: there is no group"
     try:
         store.listing()
     except UnsupportedError:
-        return " with a manifest, and without one it cannot be found, because this server does not list files"
+        return FileNotFoundError(
+            f"{missing} with a manifest, and without one it cannot be found, because this server does not list files"
+        )
     except PermissionError:
-        return " that you may read, and you may not list the files there"
+        return HiddenError(f"{missing} that you may read, and you may not list the files there")
     except OSError:
         # A missing directory needs no explanation.
         pass
-    return ""
+    return FileNotFoundError(missing)
 
 
 def is_archive(store: Store) -> bool:

@@ -598,6 +598,57 @@ def test_reads_that_a_server_refuses_do_not_say_that_anything_is_gone(url: str, 
     assert open_group(url)["x"][...].tolist() == np.arange(8.0).tolist()
 
 
+def change_all(url: str) -> None:
+    """Commit a transaction that deletes a member, changes two, and makes one."""
+    with open_group(url, "r+").transaction() as changes:
+        del changes["a"]
+        changes["x"][...] = 7
+        changes["y"][...] = 7
+        changes["z"] = [7.0]
+
+
+BEFORE, AFTER = {"a": 0.0, "x": 0.0, "y": 0.0}, {"x": 7.0, "y": 7.0, "z": 7.0}
+
+
+@LAYOUTS
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_readers_of_members_that_note_no_group_see_all_of_its_commit_or_nothing(
+    url: str, layout: Any, operations: Operations, *, has_manifest: bool
+) -> None:
+    moments, shown = 0, []
+    while True:
+        place = url.replace(".b2d", f"-{moments}.b2d")
+        made(place, layout, in_group=False, names="axy")
+        if has_manifest:  # it lists the members, which do not note it
+            open_group(place, "r+").attrs["k"] = 1
+        found: dict[str, float] = {}
+
+        def read(place: str = place, found: dict[str, float] = found) -> None:
+            found.update({name: array[0] for name, array in open_group(place).items()})
+
+        try:
+            if not operations.meets(moments, read, partial(change_all, place)):
+                break
+            shown.append(found)
+        except ConflictError:
+            shown.append({})
+        moments += 1
+        assert shown[-1] in (BEFORE, AFTER, {})
+    assert shown[0] == AFTER
+    assert moments > 2
+
+
+@LAYOUTS
+def test_a_copy_of_a_group_without_its_manifest_is_read(url: str, layout: Any) -> None:
+    made(url, layout)
+    change = open_group(url, "r+")
+    change["x"][0] = 7
+    memory, copy = fsspec.filesystem("memory"), url.replace(".b2d", "-copy.b2d")
+    memory.copy(url, copy, recursive=True)
+    memory.rm(f"{copy}/{MANIFEST}")
+    assert {name: array[0] for name, array in open_group(copy).items()} == {"x": 7.0, "y": 0.0}
+
+
 def kill(_: int, name: str, call: Callable[[], Any]) -> Any:
     """Kill a writer of a group before the write of the manifest, which replaces the one before."""
     if name == "replace":
