@@ -56,6 +56,7 @@ from system_calls import NEED_ROOM
 
 import b2array
 from b2array import config, open_group
+from b2array.catalog.manifest import MANIFEST
 from b2array.errors import ChunkMissingError, ConflictError
 from b2array.store import disk
 from b2array.store.base import HiddenError
@@ -246,6 +247,33 @@ class Fate:
                 )
 
 
+class Refusal:
+    """What meets a reader: a server refuses some of its reads, all from a moment on, and perhaps listings."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.moment = chance.randrange(6)
+        self.most = chance.choice([1, 3, 100])
+        self.may_list = chance.random() < 0.5
+        self.spares_manifest = False
+        self.has_come = False
+
+    def judge(self, number: int, request: Request) -> object:
+        """Say what becomes of a request to the server."""
+        is_listing = "list-type=" in request or "prefix=" in request or "comp=list" in request
+        is_spared = self.may_list if is_listing else self.spares_manifest and MANIFEST in request
+        if is_spared or not self.moment <= number < self.moment + self.most:
+            return None
+        self.has_come = True
+        return 403
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says that the server has refused a read."""
+    if isinstance(error, ChunkMissingError):
+        return isinstance(error.__cause__, HiddenError)
+    return isinstance(error, PermissionError)
+
+
 @dataclass(slots=True)
 class Settings:
     """What a worker needs to know."""
@@ -330,6 +358,14 @@ class Worker:
         self.journal = Journal(f"{settings.journal}/{self.me}.jsonl")
         self.at_end.callback(self.journal.close)
         self.count = 0
+        self.gate: Gate | None = None
+        if settings.cloud is not None:
+            self.stand_before(Cloud(**settings.cloud))
+
+    def stand_before(self, cloud: Cloud) -> None:
+        """Reach the server through a gate, which this worker alone passes."""
+        self.gate, endpoint = self.at_end.enter_context(gate_to(cloud))
+        self.options = cloud.through(endpoint)
 
     def open(self, mode: str = "r", *, within: str = "", follow: bool = False) -> b2array.Group:
         """Open the group, or the one inside it."""
@@ -373,9 +409,6 @@ class Writer(Worker):
         self.groups: dict[str, b2array.Group] = {}
         self.arrays: dict[str, b2array.NDArray] = {}
         self.stored: list[tuple[str, int, Callable[[], object]]] = []
-        self.gate: Gate | None = None
-        if settings.cloud is not None:
-            self.stand_before(Cloud(**settings.cloud))
         self.has_locks = open_store(settings.url, storage_options=self.options).can.lock
         self.fates = fates_of(settings, has_locks=self.has_locks)
         self.most: Counter[tuple[str, str]] = Counter()
@@ -383,11 +416,6 @@ class Writer(Worker):
         self.met = ""
         self.alone = (self.begin_group, self.rename, self.run_tasks_again)
         self.together = (self.change_pair, self.change_together, self.carry, self.replace_all, self.derive)
-
-    def stand_before(self, cloud: Cloud) -> None:
-        """Reach the server through a gate, which this writer alone passes."""
-        self.gate, endpoint = self.at_end.enter_context(gate_to(cloud))
-        self.options = cloud.through(endpoint)
 
     def step(self) -> None:
         self.within = self.chosen()
@@ -997,10 +1025,23 @@ class Reader(Worker):
     def step(self) -> None:
         looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
         looks += [self.look_at_a_snapshot, self.look_at_a_time, self.look_at_the_dataset]
+        look = self.random.choice(looks)
+        refusal = Refusal(self.random)
+        # By its URL, a member shows its published state to readers who may not read the manifest.
+        refusal.spares_manifest = look == self.look_by_url
+        if self.gate is not None and self.random.random() < 0.3:
+            self.gate.arm(refusal.judge)
         try:
-            self.random.choice(looks)()
+            look()
         except ConflictError:
             self.journal.note(event="conflict")
+        except (PermissionError, ChunkMissingError) as error:
+            if not (refusal.has_come and is_refusal(error)):
+                raise
+            self.journal.note(event="refusal")
+        finally:
+            if self.gate is not None:
+                self.gate.arm()
 
     def seen(self, name: str, rows: list[int] | None, begin: float) -> None:
         self.journal.note(event="look", name=name, rows=rows, begin=begin)
@@ -1124,6 +1165,7 @@ class Reader(Worker):
             array = b2array.open(self.url("", name), storage_options=self.options)
             rows = rows_of(array)
         except (FileNotFoundError, ConflictError):
+            # A refused read as well: `HiddenError` is a FileNotFoundError.
             return
         self.journal.note(event="by url")
         if array._handle.revision.owner.lists_revisions:
