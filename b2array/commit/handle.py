@@ -33,7 +33,7 @@ from b2array.format.frame import Frame
 from b2array.format.summary import Summary
 from b2array.frame.revision import Revision
 from b2array.frame.source import Source
-from b2array.store.base import MISSING, Mutex, Store, attempts
+from b2array.store.base import MISSING, Mutex, Store, attempts, make_deadlock_error
 
 __all__ = ["RECOVERABLE", "Handle", "Mode"]
 
@@ -79,7 +79,7 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_draft", "cursor", "locked", "mode", "mutex", "small_writes", "store")
+    __slots__ = ("_draft", "_is_joining", "cursor", "locked", "mode", "mutex", "small_writes", "store")
 
     def __init__(self, state: Revision | Cursor, mode: Mode, draft: Draft | None = None) -> None:
         if mode not in ("r", "r+"):
@@ -94,6 +94,8 @@ class Handle:
         self.locked = False
         self.small_writes: tuple[list[int] | None, int] = [], 0
         self._draft: Draft | None = None
+        # Whether a thread, which holds the mutex, is making a change that joins the transaction.
+        self._is_joining = False
         if draft is not None:
             self.enter(draft)
 
@@ -310,17 +312,24 @@ class Handle:
     def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
         """Yield a draft, and commit the changes of the block; inside a transaction, yield its draft and only add them.
 
-        If the block raises, its changes are undone. If `locked`, the caller has the lock of the frame.
+        If the block raises, its changes are undone. If `locked`, the caller has the lock of the frame. RuntimeError:
+        this thread is inside such a block of the transaction already.
         """
         with self.mutex.held:
             joined = self._draft
             if joined is not None:
+                if self._is_joining:
+                    # A signal handler has interrupted a change by this thread.
+                    raise make_deadlock_error(self.url)
                 try:
+                    self._is_joining = True
                     with joined.attempt():
                         yield joined
                 except (FormatError, UnsupportedError, FileNotFoundError, NotADirectoryError) as error:
                     _raise_clearer(joined, error)
                     raise
+                finally:
+                    self._is_joining = False
                 return
             draft = self.new_draft(locked=locked)
         try:
@@ -415,6 +424,12 @@ class Handle:
         """Raise ValueError if a transaction is under way."""
         if self._draft is not None:
             raise ValueError("a transaction is under way on this handle already")
+
+    def seal(self) -> None:
+        """Wait for a change by another thread; from now on, the transaction under way takes no changes."""
+        with self.mutex.held:
+            if self._draft is not None:
+                self._draft.is_sealed = True
 
     def leave(self, revision: Revision | None) -> None:
         """Wait for changes of other threads, and leave the transaction without a commit; its draft stays as it is.
@@ -527,7 +542,14 @@ def _catch_up(draft: Draft) -> bool:
     `attempt`; otherwise it reads the newest state. ConflictError: the other writer has changed the same chunks.
     """
     base = draft.base
-    if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
+    if (
+        draft.is_sealed
+        or base is None
+        or draft.sparse
+        or draft.store.can.append
+        or draft.undo is not None
+        or draft.point is not None
+    ):
         return False
     try:
         current = base.owner.load(base)

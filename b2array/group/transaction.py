@@ -68,6 +68,7 @@ class Transaction(Changes):
         self._medium = view.medium()
         self._handles: dict[str, Handle] = {}
         self._members: Members | None = None
+        self._is_sealed = False
         self._ended = False
         self._owner = os.getpid()
 
@@ -112,7 +113,7 @@ class Transaction(Changes):
         """
         if threads.is_ending():
             raise threads.make_ending_error()
-        if self._ended:
+        if self._ended or self._is_sealed:
             raise make_ended_error(self.url)
         if self._owner != os.getpid():
             raise make_forked_error(self.url)
@@ -144,6 +145,7 @@ class Transaction(Changes):
             return self.view.open(path, "r")
         handle = self.view.open_for_change(path)  # without the mutex, so that threads wait for their requests together
         with self._mutex.held:
+            self._require_open()  # the commit may have begun meanwhile
             if path not in self._handles:  # another thread may have been faster
                 opened = handle.revision.generation
                 draft = handle.begin()
@@ -214,7 +216,12 @@ class Transaction(Changes):
         draft = member.draft
         handle = Handle(Revision(draft.store, draft.state, 0, None, "", ALONE), "r+")
         handle.enter(draft)
-        self._handles[path], change.members[path] = handle, member
+        with self._mutex.held:
+            if not self._is_sealed:
+                self._handles[path], change.members[path] = handle, member
+        if path not in change.members:
+            draft.abort()
+            raise make_ended_error(self.url)
         if self._id_for_forks and not draft.destination.aside:
             # With forks, the transaction may last long, and `vacuum` then spares only files that a journal names.
             make_fork_point(draft)
@@ -332,9 +339,14 @@ class Transaction(Changes):
     def _commit(self) -> None:
         """Commit all changes, show them in the handles of the group and of the members, and give up unchanged drafts.
 
-        Without any change, nothing is written. If an error follows the commit, the handles show the commit as well.
+        From now on, changes by other threads are refused, because the commit would not have them. Without any change,
+        nothing is written. If an error follows the commit, the handles show the commit as well.
         """
         change = self.change
+        with self._mutex.held:
+            self._is_sealed = True
+        for handle in self._handles.values():
+            handle.seal()
         change.note_written()
         written = change.written
         if written or change.removed or change.snapshots:

@@ -6,16 +6,22 @@ import ast
 import inspect
 import pickle
 import re
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from operations import Operations
 
 from b2array import open_group
 from b2array.errors import ConflictError
 from b2array.group.group_forks import GroupFork
 from b2array.group.listed_group import group_at
 from b2array.group.transaction import Transaction, begin
+from b2array.store.open import open_store
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -60,6 +66,52 @@ def test_a_member_that_is_put_back_stays(url: str, changes: Transaction) -> None
     assert {**changes.members()} == {"y": members["y"]}
     changes.commit()
     assert [*open_group(url)] == ["y"]
+
+
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+@pytest.mark.parametrize("change", ["items", "another member", "a new member"])
+@pytest.mark.parametrize("is_other_thread", [True, False])
+def test_a_change_during_the_commit_is_part_of_it_or_refused(
+    url: str, layout: Any, change: str, monkeypatch: pytest.MonkeyPatch, *, is_other_thread: bool
+) -> None:
+    operations, moment, refused = Operations(), 0, 0
+    operations.listen(type(open_store(url)), monkeypatch)
+    while True:
+        group = open_group(f"{url}-{moment}.b2d", "w")
+        for name in "xyz":
+            group.create(name, data=np.zeros(8), chunks=(2,), layout=layout)
+        block = group.transaction()
+        changes = block.__enter__()
+        changes["x"][0], changes["y"][0], x = 1, 1, changes["x"]
+        errors: list[Exception] = []
+
+        def act(x: Any = x, changes: Any = changes, errors: list[Exception] = errors) -> None:
+            try:
+                if change == "items":
+                    x[5] = 5
+                elif change == "another member":
+                    changes["z"][5] = 5
+                else:
+                    changes["n"] = np.full(8, 5.0)
+            except ConflictError as error:
+                errors.append(error)
+
+        def act_there(act: Callable[[], None] = act) -> None:
+            thread = threading.Thread(target=act)
+            thread.start()
+            thread.join()
+
+        end = partial(block.__exit__, None, None, None)
+        if not operations.meets(moment, end, act_there if is_other_thread else act):
+            break
+        moment += 1
+        found = open_group(group.url)
+        name = {"items": "x", "another member": "z", "a new member": "n"}[change]
+        is_there = name in found and found[name][5] == 5
+        assert is_there != bool(errors), operations.names[moment - 1]
+        assert (found["x"][0], found["y"][0]) == (1, 1)
+        refused += bool(errors)
+    assert refused > 1
 
 
 def test_members_below_a_prefix_are_deleted_first(url: str) -> None:
