@@ -28,14 +28,7 @@ from b2array.commit.frame_locks import try_manifests_lock
 from b2array.commit.leftovers import belongs
 from b2array.commit.open_chunk import AnyChunk, Undo, WriteBuffer
 from b2array.commit.staging import CreatedFiles, Staging
-from b2array.errors import (
-    B2ArrayError,
-    ConflictError,
-    FormatError,
-    ReadOnlyError,
-    UnsupportedError,
-    make_ended_error,
-)
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
@@ -207,8 +200,6 @@ class Draft(Source):
     """The point from which this draft was forked; None if it is not a fork."""
     forks: Forks | None = None
     """The register of the forks of this draft; None without forks."""
-    is_sealed: bool = False
-    """Whether the commit has begun. From then on the draft takes no changes by users, because they would be lost."""
 
     def __init__(
         self,
@@ -461,7 +452,7 @@ class Draft(Source):
 
         Such blocks can be nested.
         """
-        self.require_open()
+        self.staging.require_open()
         # The log undoes changes of single chunks. For all other changes, the draft goes back to this state and delta.
         state, delta = self.state, self.delta.copy()
         open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
@@ -480,12 +471,6 @@ class Draft(Source):
             raise
         finally:
             self.undo = outer
-
-    def require_open(self) -> None:
-        """Raise ConflictError if the commit has begun, or if the transaction has ended."""
-        if self.is_sealed:
-            raise make_ended_error(self.url)
-        self.staging.require_open()
 
     # As a value.
 

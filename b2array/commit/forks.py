@@ -588,7 +588,7 @@ def fork(handle: Handle) -> Fork:
     if draft is None:
         raise ValueError("fork() needs a transaction: with a.transaction() as changes: fork = changes.fork()")
     with handle.mutex.held:
-        draft.require_open()
+        handle.require_unsealed()
         point = make_fork_point(draft)
         name = os.urandom(16)
         _ensure_register(draft).roster.created.add(name)
@@ -618,7 +618,7 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
         raise ValueError("a fork cannot be merged into itself: it has its changes already")
     changes = [each.freeze() for each in ours]
     with handle.mutex.held:
-        draft.require_open()
+        handle.require_unsealed()
         check_related(draft, changes)
         joined = join_changes(changes, handle.url)
         change, rows = prepare_merge(draft, joined)

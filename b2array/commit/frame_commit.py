@@ -56,7 +56,6 @@ def commit(draft: Draft) -> Revision:
     if threads.is_ending():
         raise threads.make_ending_error()
     try:
-        draft.is_sealed = True
         stage_all_chunks(draft)
         if draft.base is not None and not draft.changed:
             committed = draft.base

@@ -26,6 +26,7 @@ from b2array.errors import (
     ReadOnlyError,
     SnapshotLostError,
     UnsupportedError,
+    make_ended_error,
     prefix_error,
 )
 from b2array.format.b2nd import CACHE
@@ -79,7 +80,7 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_draft", "_is_joining", "cursor", "locked", "mode", "mutex", "small_writes", "store")
+    __slots__ = ("_draft", "_is_joining", "_is_sealed", "cursor", "locked", "mode", "mutex", "small_writes", "store")
 
     def __init__(self, state: Revision | Cursor, mode: Mode, draft: Draft | None = None) -> None:
         if mode not in ("r", "r+"):
@@ -96,6 +97,8 @@ class Handle:
         self._draft: Draft | None = None
         # Whether a thread, which holds the mutex, is making a change that joins the transaction.
         self._is_joining = False
+        # Whether the commit of the transaction has begun, which would lose further changes.
+        self._is_sealed = False
         if draft is not None:
             self.enter(draft)
 
@@ -263,7 +266,7 @@ class Handle:
             with self.mutex.held:
                 if self._draft is not None:
                     # If a transaction has begun meanwhile, the next attempt joins it.
-                    again = self._draft is not joined or _catch_up(self._draft)
+                    again = self._draft is not joined or (not self._is_sealed and _catch_up(self._draft))
                 else:
                     self._show(self._reload())
                     moved = self.revision.generation != before.generation
@@ -318,6 +321,7 @@ class Handle:
         with self.mutex.held:
             joined = self._draft
             if joined is not None:
+                self.require_unsealed()
                 if self._is_joining:
                     # A signal handler has interrupted a change by this thread.
                     raise make_deadlock_error(self.url)
@@ -384,6 +388,7 @@ class Handle:
                 draft.abort()
                 raise
             with self.mutex.held:
+                self.seal()
                 try:
                     self._commit(draft)
                 finally:
@@ -418,7 +423,7 @@ class Handle:
             if draft.base is not None and draft.base is not self.revision:
                 draft.rebase(self.revision)  # another thread has committed since the draft began
             draft.keep_open()
-            self._draft = draft
+            self._draft, self._is_sealed = draft, False
 
     def _require_no_transaction(self) -> None:
         """Raise ValueError if a transaction is under way."""
@@ -428,8 +433,12 @@ class Handle:
     def seal(self) -> None:
         """Wait for a change by another thread; from now on, the transaction under way takes no changes."""
         with self.mutex.held:
-            if self._draft is not None:
-                self._draft.is_sealed = True
+            self._is_sealed = True
+
+    def require_unsealed(self) -> None:
+        """Raise ConflictError if the commit of the transaction under way has begun."""
+        if self._is_sealed:
+            raise make_ended_error(self.url)
 
     def leave(self, revision: Revision | None) -> None:
         """Wait for changes of other threads, and leave the transaction without a commit; its draft stays as it is.
@@ -542,14 +551,7 @@ def _catch_up(draft: Draft) -> bool:
     `attempt`; otherwise it reads the newest state. ConflictError: the other writer has changed the same chunks.
     """
     base = draft.base
-    if (
-        draft.is_sealed
-        or base is None
-        or draft.sparse
-        or draft.store.can.append
-        or draft.undo is not None
-        or draft.point is not None
-    ):
+    if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
         return False
     try:
         current = base.owner.load(base)
