@@ -34,7 +34,7 @@ from b2array.format.frame import Frame
 from b2array.format.summary import Summary
 from b2array.frame.revision import Revision
 from b2array.frame.source import Source
-from b2array.store.base import MISSING, Mutex, Store, attempts, make_deadlock_error
+from b2array.store.base import MISSING, Mutex, Store, attempts
 
 __all__ = ["RECOVERABLE", "Handle", "Mode"]
 
@@ -80,7 +80,7 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = ("_draft", "_is_joining", "_is_sealed", "cursor", "locked", "mode", "mutex", "small_writes", "store")
+    __slots__ = ("_draft", "_is_sealed", "cursor", "locked", "mode", "mutex", "small_writes", "store")
 
     def __init__(self, state: Revision | Cursor, mode: Mode, draft: Draft | None = None) -> None:
         if mode not in ("r", "r+"):
@@ -95,8 +95,6 @@ class Handle:
         self.locked = False
         self.small_writes: tuple[list[int] | None, int] = [], 0
         self._draft: Draft | None = None
-        # Whether a thread, which holds the mutex, is making a change that joins the transaction.
-        self._is_joining = False
         # Whether the commit of the transaction has begun, which would lose further changes.
         self._is_sealed = False
         if draft is not None:
@@ -315,25 +313,19 @@ class Handle:
     def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
         """Yield a draft, and commit the changes of the block; inside a transaction, yield its draft and only add them.
 
-        If the block raises, its changes are undone. If `locked`, the caller has the lock of the frame. RuntimeError:
-        this thread is inside such a block of the transaction already.
+        If the block raises, its changes are undone. If `locked`, the caller has the lock of the frame. ConflictError:
+        the commit of the transaction has begun.
         """
         with self.mutex.held:
             joined = self._draft
             if joined is not None:
                 self.require_unsealed()
-                if self._is_joining:
-                    # A signal handler has interrupted a change by this thread.
-                    raise make_deadlock_error(self.url)
                 try:
-                    self._is_joining = True
                     with joined.attempt():
                         yield joined
                 except (FormatError, UnsupportedError, FileNotFoundError, NotADirectoryError) as error:
                     _raise_clearer(joined, error)
                     raise
-                finally:
-                    self._is_joining = False
                 return
             draft = self.new_draft(locked=locked)
         try:
