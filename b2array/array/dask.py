@@ -273,7 +273,8 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
 
 
 def _draft(a: Indexed) -> Draft:
-    """Return the draft of the transaction of an array."""
+    """Return the draft of the transaction of an array. ConflictError: its commit has begun, or it has ended."""
+    a._handle.require_unsealed()
     draft = a._handle.draft
     if draft is None:
         raise make_ended_error(a.url)

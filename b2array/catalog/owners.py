@@ -340,7 +340,7 @@ def _follow_mount(
     if noted is None or noted.path == row.path or store_of is None:
         return None
     try:
-        listed = _follow_group(published, bare=False, cached=cached, inner=inner)
+        listed = _follow_group(published, bare=False, cached=cached, inner=inner, needs_group=True)
     except (FileNotFoundError, FormatError):
         inner.require_latest(store_of(""))
         raise

@@ -628,11 +628,19 @@ class Group(MutableMapping[str, Any]):
         -----
         UserWarning
             A member cannot be opened; `walk` skips it.
+
+        Raises
+        ------
+        ConflictError
+            Another writer has changed or deleted a member since the group was listed; see `refresh`.
         """
         for name in self:
             # A damaged member must not hide the others, so warn and go on.
             try:
                 member = self[name]
+            except ConflictError:
+                # The member may be in order.
+                raise
             except (B2ArrayError, OSError, KeyError) as error:
                 warn(f"{self.url}: walk() leaves out {name!r}: {error}")
                 continue

@@ -85,6 +85,8 @@ class ListedGroup(GroupHome):
         # The identity of the group that was shown first. Changes of another group that is in the same place by now are
         # refused.
         self._identity = ""
+        # Another identity that members note: they were copied from that group without its manifest.
+        self._foreign = ""
         if listing is not None:
             self.show(*listing)
 
@@ -100,7 +102,7 @@ class ListedGroup(GroupHome):
         group._inner = InnerManifests()
         group._mutex = Mutex()
         group._records = b"", {}
-        group._identity = ""
+        group._identity = group._foreign = ""
         group._is_pinned = False
         group._lists_own = True
         return group
@@ -505,7 +507,11 @@ class ListedGroup(GroupHome):
         noted = revision.state.annotations.group_commit
         if row is None or row.generation or noted is None or noted.path != path or noted.number <= manifest.number:
             return False
+        if noted.identity == self._foreign:
+            return False
         identity = manifest.identity or self.load_manifest().identity
+        if identity != noted.identity:
+            self._foreign = noted.identity
         return identity == noted.identity
 
     def state_of(self, path: str, manifest: Manifest) -> Revision:

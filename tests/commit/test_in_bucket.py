@@ -612,8 +612,9 @@ BEFORE, AFTER = {"a": 0.0, "x": 0.0, "y": 0.0}, {"x": 7.0, "y": 7.0, "z": 7.0}
 
 @LAYOUTS
 @pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("walks", [True, False])
 def test_readers_of_members_that_note_no_group_see_all_of_its_commit_or_nothing(
-    url: str, layout: Any, operations: Operations, *, has_manifest: bool
+    url: str, layout: Any, operations: Operations, *, has_manifest: bool, walks: bool
 ) -> None:
     moments, shown = 0, []
     while True:
@@ -624,7 +625,9 @@ def test_readers_of_members_that_note_no_group_see_all_of_its_commit_or_nothing(
         found: dict[str, float] = {}
 
         def read(place: str = place, found: dict[str, float] = found) -> None:
-            found.update({name: array[0] for name, array in open_group(place).items()})
+            group = open_group(place)
+            members = group.walk() if walks else group.items()
+            found.update({name: array[0] for name, array in members})
 
         try:
             if not operations.meets(moments, read, partial(change_all, place)):

@@ -104,6 +104,20 @@ def test_a_group_that_was_read_does_not_lose_its_manifest(
     assert group["x"][...].tolist() == [7.0] * 8
 
 
+@LAYOUTS
+def test_an_outer_group_does_not_show_what_an_inner_one_has_published(
+    make: Callable[[Any], Place], layout: Any
+) -> None:
+    place = make(layout)
+    outer = open_group(place.url.rpartition("/")[0], **place.options)
+    assert [*outer["g.b2d"]] == ["x", "y"]
+    place.refuse(MANIFEST, may_list=True)
+    with pytest.raises(PermissionError):
+        outer["g.b2d/x"]
+    place.gate.arm()
+    assert outer["g.b2d/x"][...].tolist() == [7.0] * 8
+
+
 @MAY_LIST
 @LAYOUTS
 def test_a_state_that_may_not_be_read_is_not_damaged(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from operations import Operations
@@ -69,7 +70,7 @@ def test_a_member_that_is_put_back_stays(url: str, changes: Transaction) -> None
 
 
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
-@pytest.mark.parametrize("change", ["items", "another member", "a new member"])
+@pytest.mark.parametrize("change", ["items", "dask", "another member", "a new member"])
 @pytest.mark.parametrize("is_other_thread", [True, False])
 def test_a_change_during_the_commit_is_part_of_it_or_refused(
     url: str, layout: Any, change: str, monkeypatch: pytest.MonkeyPatch, *, is_other_thread: bool
@@ -89,6 +90,8 @@ def test_a_change_during_the_commit_is_part_of_it_or_refused(
             try:
                 if change == "items":
                     x[5] = 5
+                elif change == "dask":
+                    x.store(da.full(4, 5.0, chunks=2), region=np.s_[4:8], scheduler="sync")
                 elif change == "another member":
                     changes["z"][5] = 5
                 else:
@@ -106,7 +109,7 @@ def test_a_change_during_the_commit_is_part_of_it_or_refused(
             break
         moment += 1
         found = open_group(group.url)
-        name = {"items": "x", "another member": "z", "a new member": "n"}[change]
+        name = {"items": "x", "dask": "x", "another member": "z", "a new member": "n"}[change]
         is_there = name in found and found[name][5] == 5
         assert is_there != bool(errors), operations.names[moment - 1]
         assert (found["x"][0], found["y"][0]) == (1, 1)
