@@ -12,6 +12,9 @@ __all__ = ["At", "name_of", "open_found"]
 
 T = TypeVar("T")
 
+_TRIES = 10
+"""The number of times that a snapshot is looked for again."""
+
 At = str | date | None
 """The name of a snapshot, or a moment, which means the latest snapshot until then."""
 
@@ -48,17 +51,19 @@ def name_of(
 def open_found(name: str, find: Callable[[], str | None], open_named: Callable[[str], T]) -> T:
     """Open the snapshot of this name, which `find` has found by its time, and return what `open_named` opens.
 
-    The caller never gave the name. So if another writer has dropped the snapshot meanwhile, look again for the latest
-    one at that time.
+    The caller never gave the name. So if another writer has dropped the snapshot meanwhile, and perhaps made another
+    one with the same name, look again for the latest one at that time.
     """
-    while True:
+    for _ in range(_TRIES):
         try:
             return open_named(name)
         except KeyError:
             found = find()
-            if found is None or found == name:  # the snapshot is there, and something else is missing
+            if found is None:
                 raise
             name = found
+    # The snapshot is there each time, so something else is missing, or writers are very busy.
+    return open_named(name)
 
 
 def _find_latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url: str) -> str:

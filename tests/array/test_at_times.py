@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.array.at_times import name_of
+from b2array.array.at_times import name_of, open_found
 
 
 def taken(*when: str) -> SimpleNamespace:
@@ -84,3 +84,27 @@ def test_arrays_groups_and_members_open_at_a_moment(tmp_path, inside: bool, plac
         b2array.open(url, at="2020-01-01")
     with pytest.raises(ValueError, match="goes with mode 'r' alone"):
         b2array.open(url, "r+", at=between)
+
+
+def test_a_snapshot_that_writers_drop_and_make_again_is_found_by_its_time() -> None:
+    drops = iter([True, True, True, False])
+
+    def open_named(name: str) -> str:
+        """Open the snapshot of this name, unless a writer has dropped it and not made it again yet."""
+        if next(drops):
+            raise KeyError(name)
+        return name
+
+    assert open_found("s", lambda: "s", open_named) == "s"
+
+
+def test_what_a_snapshot_lacks_is_an_error_after_some_looks() -> None:
+    looks = []
+
+    def open_named(name: str) -> None:
+        looks.append(name)
+        raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        open_found("s", lambda: "s", open_named)
+    assert 1 < len(looks) < 20

@@ -92,7 +92,8 @@ class Crowd:
                 time.sleep(self.chance.uniform(0.1, 0.6) if self.settings.is_local else self.chance.uniform(1, 4))
                 self.disturb(nursery, crowd, writers)
             nursery.stdin.close()
-            assert nursery.wait(120) == 0
+            # On a busy machine, the last commits try again and again.
+            assert nursery.wait(300) == 0
 
     def disturb(self, nursery: subprocess.Popen[str], crowd: list[int], writers: int) -> None:
         n = self.chance.randrange(writers)
