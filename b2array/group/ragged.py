@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
@@ -20,7 +19,7 @@ from b2array.errors import ConflictError, FormatError
 from b2array.format import dtypes
 from b2array.group.group import Group
 from b2array.group.group_forks import Changes
-from b2array.store.base import pause
+from b2array.store.base import spaced
 
 __all__ = ["Rows"]
 
@@ -176,9 +175,7 @@ class Rows:
             The items do not fit the values: none of them is cut, wrapped or unmasked.
         """
         joined, lengths = _items_of(rows, self._values.dtype, self._values.shape[1:])
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(pause(attempt))
+        for attempt in spaced(range(_TRIES)):
             try:
                 with _changes_of(self._group) as changes:
                     _extend(_open_array(changes, VALUES), _open_array(changes, OFFSETS), joined, lengths)
@@ -234,9 +231,8 @@ class Rows:
 
 def _open_both(group: Group) -> tuple[NDArray, NDArray]:
     """Open the values and the offsets; if another writer commits between the two, refresh the group, and try again."""
-    for attempt in range(_TRIES):
+    for attempt in spaced(range(_TRIES)):
         if attempt:
-            time.sleep(pause(attempt))
             group.refresh()
         try:
             return _open_array(group, VALUES), _open_array(group, OFFSETS)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from b2array import threads
+from b2array.array.drafts import aborting
 from b2array.array.schunk import SChunk
 from b2array.catalog.manifest import EMBEDDED, is_embedded, name_of
 from b2array.catalog.names_of_members import Members, check_new
@@ -216,12 +217,9 @@ class Transaction(Changes):
         draft = member.draft
         handle = Handle(Revision(draft.store, draft.state, 0, None, "", ALONE), "r+")
         handle.enter(draft)
-        with self._mutex.held:
-            if not self._is_sealed:
-                self._handles[path], change.members[path] = handle, member
-        if path not in change.members:
-            draft.abort()
-            raise make_ended_error(self.url)
+        with aborting(draft), self._mutex.held:
+            self._require_open()  # the commit may have begun meanwhile
+            self._handles[path], change.members[path] = handle, member
         if self._id_for_forks and not draft.destination.aside:
             # With forks, the transaction may last long, and `vacuum` then spares only files that a journal names.
             make_fork_point(draft)

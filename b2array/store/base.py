@@ -47,6 +47,7 @@ __all__ = [
     "in_one_state",
     "moved_away",
     "pause",
+    "spaced",
     "too_many_conflicts",
 ]
 
@@ -675,11 +676,12 @@ def attempts(store: Store) -> Iterator[int]:
     often. So it makes 20 times as many attempts there, each after a longer random pause.
     """
     if store.can.compare:
-        return _spaced(range(_count(store)))
+        return spaced(range(_count(store)))
     return iter(range(config.retries + 1))
 
 
-def _spaced(counts: Iterable[int]) -> Iterator[int]:
+def spaced(counts: Iterable[int]) -> Iterator[int]:
+    """Yield the numbers of attempts, and wait for a random time before each one but the first."""
     for attempt in counts:
         if attempt:
             time.sleep(pause(attempt))
