@@ -202,6 +202,12 @@ class Request(str):
         """Whether the request changes nothing."""
         return self.startswith(("GET ", "HEAD "))
 
+    @property
+    def lists(self) -> bool:
+        """Whether the request lists objects."""
+        query = self.partition("?")[2]
+        return any(part in query for part in ("list-type=", "prefix=", "comp=list"))
+
 
 class Gate:
     """Stands in front of a server, numbers requests, and does to some of them what networks and servers do.

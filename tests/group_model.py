@@ -210,8 +210,7 @@ class Fate:
 
     def explains(self, error: BaseException) -> bool:
         """Whether an error says that nobody knows what has happened, because of this fate."""
-        if isinstance(error, ChunkMissingError) and isinstance(error.__cause__, HiddenError):
-            error = error.__cause__
+        error = refusal_behind(error)
         if not (self.has_come and isinstance(error, OSError)):
             return False
         if self.kind in FAILURES:
@@ -259,19 +258,17 @@ class Refusal:
 
     def judge(self, number: int, request: Request) -> object:
         """Say what becomes of a request to the server."""
-        is_listing = "list-type=" in request or "prefix=" in request or "comp=list" in request
-        is_spared = self.may_list if is_listing else self.spares_manifest and MANIFEST in request
+        is_spared = self.may_list if request.lists else self.spares_manifest and MANIFEST in request
         if is_spared or not self.moment <= number < self.moment + self.most:
             return None
         self.has_come = True
         return 403
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether an error says that the server has refused a read."""
-    if isinstance(error, ChunkMissingError):
-        return isinstance(error.__cause__, HiddenError)
-    return isinstance(error, PermissionError)
+def refusal_behind(error: BaseException) -> BaseException:
+    """Return the refused read because of which a chunk is missing; return any other error unchanged."""
+    is_refused = isinstance(error, ChunkMissingError) and isinstance(error.__cause__, HiddenError)
+    return error.__cause__ if is_refused else error
 
 
 @dataclass(slots=True)
@@ -1036,7 +1033,7 @@ class Reader(Worker):
         except ConflictError:
             self.journal.note(event="conflict")
         except (PermissionError, ChunkMissingError) as error:
-            if not (refusal.has_come and is_refusal(error)):
+            if not (refusal.has_come and isinstance(refusal_behind(error), PermissionError)):
                 raise
             self.journal.note(event="refusal")
         finally:
