@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -609,16 +609,20 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
         if not isinstance(each, Fork):
             raise TypeError("merge() expects forks of this transaction")
         ours.append(each)
-    draft = handle.draft
-    if draft is None:
-        raise ConflictError(f"{handle.url}: the transaction of these forks has ended")
-    if not ours:
-        return
     if handle in ours:
         raise ValueError("a fork cannot be merged into itself: it has its changes already")
-    changes = [each.freeze() for each in ours]
-    with handle.mutex.held:
+    with ExitStack() as stopped:
+        # A change from now on would come too late for the merge: it waits, and then finds that its fork was merged.
+        # In one order, because forks may merge each other in several threads.
+        for each in sorted([handle, *ours], key=id):
+            stopped.enter_context(each.mutex.held)
+        draft = handle.draft
+        if draft is None:
+            raise ConflictError(f"{handle.url}: the transaction of these forks has ended")
         handle.require_unsealed()
+        if not ours:
+            return
+        changes = [each.freeze() for each in ours]
         check_related(draft, changes)
         joined = join_changes(changes, handle.url)
         change, rows = prepare_merge(draft, joined)

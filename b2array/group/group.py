@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, Unpack, cast, get_args
 
@@ -45,7 +45,7 @@ from b2array.group.homes import GroupHome, Home
 from b2array.group.listed_group import group_at
 from b2array.group.new_members import NewFrame, copier_of
 from b2array.group.snapshot_list import GroupDiff
-from b2array.group.transaction import Transaction, begin, changing
+from b2array.group.transaction import Transaction, begin, changing, committing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import nearest, refuse_calls, renamed, spell_out
 from b2array.printable import printable
@@ -1181,7 +1181,8 @@ class Group(MutableMapping[str, Any]):
         home = self._home_for_snapshots()
         if isinstance(home, Transaction):
             home.view.require_ledger()
-            home.snapshots.make(entry, replace=replace)
+            with home.undivided.held:
+                home.snapshots.make(entry, replace=replace)
             return
         for attempt in attempts(home.store):
             try:
@@ -1210,9 +1211,13 @@ class Group(MutableMapping[str, Any]):
 
         Raises the errors of `_home_for_snapshots`.
         """
-        is_under_way = isinstance(self._home_for_snapshots(), Transaction)
-        with nullcontext(self) if is_under_way else self.transaction() as changes:
-            yield cast(Transaction, changes._home)
+        home = self._home_for_snapshots()
+        if isinstance(home, Transaction):
+            with home.undivided.held:
+                yield home
+        else:
+            with self.transaction() as changes:
+                yield cast(Transaction, changes._home)
 
     def _require_outermost(self, home: H) -> H:
         """Return the home; raise ValueError for a subgroup, because only the outermost group has snapshots."""
@@ -1452,9 +1457,12 @@ def put_member(
     `full` is its name in the outermost group. `overwrite` replaces the member with this name. Raises FileExistsError if
     there is one, and `overwrite` is False. A transaction under way replaces no members, and raises ValueError instead.
     """
-    with changing(home) as changes:
+    if isinstance(home, Changes):
+        # One step, so that threads can make several members at the same time.
+        return home.create(full, suffix, new, overwrite=overwrite)
+    with committing(home) as changes:
         old = home.members().get(full)
-        if old is not None and home is not changes:
+        if old is not None:
             # Another writer may have made the member since the caller looked.
             if not overwrite:
                 raise FileExistsError(f"{home.url}: there is a member {full!r}; overwrite=True replaces it")

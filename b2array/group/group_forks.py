@@ -47,11 +47,18 @@ class Changes(ABC):
     ----------
     view : GroupHome
         Shows the members without the changes.
+
+    Attributes
+    ----------
+    undivided : Mutex
+        A change of several steps holds it, so that the commit, or a merge, has all of the steps or none. The first step
+        raises the error of changes that have ended.
     """
 
     def __init__(self, view: GroupHome) -> None:
         self.view = view
-        self._mutex = Mutex()
+        # Two of them, because a change of several steps may wait for threads that open members.
+        self._mutex, self.undivided = Mutex(), Mutex()
         # The identity of these changes, as forks know it; empty before the first fork.
         self._id_for_forks = b""
         self._roster = Roster()
@@ -153,21 +160,28 @@ class Changes(ABC):
         a fork that was merged before, or that is merged into itself.
         """
         forks = [_check_mergeable(self, worker) for worker in workers]
-        news = _choose_new_members(self, forks)
-        # Check all changes before taking over any: a half-merged transaction would be useless.
-        with ExitStack() as locks:
-            for draft, change, rows in _fit_changes(self, forks, locks):
-                take_over(draft, change, rows)
-        for name, copies in news.items():
-            _merge_new_member(self, name, copies)
-        # The commit depends on the members that workers have read, except members that were deleted here since the
-        # fork.
-        paths = {*self.members().values()}
-        for path in {path for fork in forks for path in fork.seen} & paths:
-            self.note_read(path)
-        for fork in forks:
-            self._roster.merged |= fork.names
-            fork.end()
+        with ExitStack() as stopped:
+            # In one order, because forks may merge each other in several threads.
+            for each in sorted([self, *forks], key=id):
+                stopped.enter_context(each.undivided.held)
+            # A change from now on would come too late for the merge: it waits, and then finds that the fork was merged.
+            for fork in forks:
+                fork.stop(stopped)
+            news = _choose_new_members(self, forks)
+            # Check all changes before taking over any: a half-merged transaction would be useless.
+            with ExitStack() as locks:
+                for draft, change, rows in _fit_changes(self, forks, locks):
+                    take_over(draft, change, rows)
+            for name, copies in news.items():
+                _merge_new_member(self, name, copies)
+            # The commit depends on the members that workers have read, except members that were deleted here since the
+            # fork.
+            paths = {*self.members().values()}
+            for path in {path for fork in forks for path in fork.seen} & paths:
+                self.note_read(path)
+            for fork in forks:
+                self._roster.merged |= fork.names
+                fork.end()
 
     def _is_related(self, fork: GroupFork) -> bool:
         """Return whether a fork was made from these changes, and can be merged into them."""
@@ -452,6 +466,13 @@ class GroupFork(Changes):
             new[name] = NewMember(path[len(name) :], self._opened[path])
         return new
 
+    def stop(self, locks: ExitStack) -> None:
+        """Hold up the changes that other threads make through this fork until `locks` is closed."""
+        self.require_open()  # another thread may have merged it meanwhile
+        locks.enter_context(self._mutex.held)
+        for fork in self._opened.values():
+            locks.enter_context(fork.mutex.held)
+
     def end(self) -> None:
         """Make every further use raise ValueError, because the fork was merged."""
         self._is_merged = True
@@ -487,8 +508,8 @@ class GroupFork(Changes):
         A member that was not prepared for forks is opened for reading. Raises ValueError if this fork of the group was
         merged.
         """
-        self.require_open()
         with self._mutex.held:
+            self.require_open()
             fork = self._opened.get(path)
             if fork is None:
                 point = self._origin.points.get(path)
@@ -506,7 +527,8 @@ class GroupFork(Changes):
         layout: Kind = "contiguous" if self.view.is_local else "sparse"
         draft = new(None, overwrite=False, layout=layout)
         fork = Fork(make_fork_point(draft), self.name)
-        with self._mutex.held:
+        with self.undivided.held, self._mutex.held:
+            self.require_open()  # another thread may have merged the fork meanwhile
             self._opened[path], self._new[path] = fork, name
             # A copy, because other threads may be iterating over the members.
             self._members = self._members.copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Self, overload
 
@@ -105,6 +105,9 @@ class Rows:
             values = changes.create(VALUES, shape, joined.dtype, **options)
             offsets = changes.create(OFFSETS, data=np.zeros(1, np.int64))
             _extend(values, offsets, joined, lengths)
+            if changes is group:
+                # Another thread may commit the transaction under way right after the block.
+                return cls(group)
         return cls(group)
 
     @property
@@ -251,9 +254,16 @@ def _open_array(group: Group, name: str) -> NDArray:
     return array
 
 
-def _changes_of(group: Group) -> Any:
-    """Return a block that changes a group: in the transaction under way, or in a new one."""
-    return nullcontext(group) if isinstance(group._home, Changes) else group.transaction()
+@contextmanager
+def _changes_of(group: Group) -> Iterator[Group]:
+    """Yield a group for a block that changes it: in the transaction under way, or in a new one."""
+    home = group._home
+    if isinstance(home, Changes):
+        with home.undivided.held:
+            yield group
+    else:
+        with group.transaction() as changes:
+            yield changes
 
 
 def _items_of(rows: Any, dtype: np.dtype[Any] | None, item_shape: tuple[int, ...]) -> tuple[Array, list[int]]:

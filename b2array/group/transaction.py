@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from b2array import threads
 from b2array.array.drafts import aborting
@@ -69,8 +69,8 @@ class Transaction(Changes):
         self._medium = view.medium()
         self._handles: dict[str, Handle] = {}
         self._members: Members | None = None
-        self._is_sealed = False
-        self._ended = False
+        # A sealed one is being committed: it takes no more changes.
+        self._phase: Literal["open", "sealed", "ended"] = "open"
         self._owner = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ class Transaction(Changes):
         """
         if threads.is_ending():
             raise threads.make_ending_error()
-        if self._ended or self._is_sealed:
+        if self._phase != "open":
             raise make_ended_error(self.url)
         if self._owner != os.getpid():
             raise make_forked_error(self.url)
@@ -217,13 +217,13 @@ class Transaction(Changes):
         draft = member.draft
         handle = Handle(Revision(draft.store, draft.state, 0, None, "", ALONE), "r+")
         handle.enter(draft)
-        with aborting(draft), self._mutex.held:
+        with aborting(draft), self.undivided.held, self._mutex.held:
             self._require_open()  # the commit may have begun meanwhile
             self._handles[path], change.members[path] = handle, member
+            self._update_members(added={name: path})
         if self._id_for_forks and not draft.destination.aside:
             # With forks, the transaction may last long, and `vacuum` then spares only files that a journal names.
             make_fork_point(draft)
-        self._update_members(added={name: path})
         return handle
 
     def remove(
@@ -236,32 +236,33 @@ class Transaction(Changes):
         `states` are the states of members that were copied, by path. The commit is refused if another writer
         changes one of them first. If an inner group owns one of the members, raise ValueError and change nothing.
         """
-        self._require_open()
-        change = self.change
-        for path in members.values():
-            member = change.members.get(path)
-            if member is None or not member.is_new:
-                self.view.require_own(path)
-        for name, path in members.items():
-            copied = states.get(path)
-            member = change.members.get(path)
-            if member is not None:
-                if copied is not None and member.draft.base is not None:
-                    # The copy includes uncommitted changes; others can only have changed the committed state.
-                    copied = member.draft.base
-                self._forget(path)
-            if member is not None and member.is_new:
-                continue
-            change.removed[name] = path
-            if copied is not None:
-                change.moved[path] = copied.generation
-                if self.view.is_unadopted(path):
-                    # A state that is read now may have changes of another writer that the copy lacks.
-                    change.unadopted[path] = copied
-        inner = [name for name in members if name in self.view.embedded_paths()]
-        if inner:
-            embedded.remove(SChunk(self.open_unnoted(EMBEDDED, "r+")), inner)
-        self._update_members(removed=members)
+        with self.undivided.held:
+            self._require_open()
+            change = self.change
+            for path in members.values():
+                member = change.members.get(path)
+                if member is None or not member.is_new:
+                    self.view.require_own(path)
+            for name, path in members.items():
+                copied = states.get(path)
+                member = change.members.get(path)
+                if member is not None:
+                    if copied is not None and member.draft.base is not None:
+                        # The copy includes uncommitted changes; others can only have changed the committed state.
+                        copied = member.draft.base
+                    self._forget(path)
+                if member is not None and member.is_new:
+                    continue
+                change.removed[name] = path
+                if copied is not None:
+                    change.moved[path] = copied.generation
+                    if self.view.is_unadopted(path):
+                        # A state that is read now may have changes of another writer that the copy lacks.
+                        change.unadopted[path] = copied
+            inner = [name for name in members if name in self.view.embedded_paths()]
+            if inner:
+                embedded.remove(SChunk(self.open_unnoted(EMBEDDED, "r+")), inner)
+            self._update_members(removed=members)
 
     def put_back(self, members: Mapping[str, str]) -> None:
         """Undo `remove` for members that the transaction had not changed before, given as paths by name.
@@ -298,7 +299,7 @@ class Transaction(Changes):
         made by `os.fork`, while the interpreter ends, or if nobody knows whether the commit has happened, all files
         remain.
         """
-        self._ended = True
+        self._phase = "ended"
         if threads.is_ending():
             return
         # After os.fork(), the staged files belong to the parent.
@@ -320,12 +321,19 @@ class Transaction(Changes):
         self._require_open()
         drafts = []
         try:
-            prepare_members(self, self.change)
-            update_table_list(self, self.change)
+            # Whole changes of other threads, which what is prepared here must take into account.
+            with self.undivided.held:
+                prepare_members(self, self.change)
+                update_table_list(self, self.change)
+                # From now on, refuse changes by other threads: the commit would not have them.
+                with self._mutex.held:
+                    self._phase = "sealed"
+                for handle in self._handles.values():
+                    handle.seal()
             drafts = [member.draft for member in self.change.members.values()]
             self._commit()
         except BaseException:
-            if not self._ended:
+            if self._phase != "ended":
                 self.abort()
             # Show the present members, whether the commit has happened or not.
             self._group.refresh()
@@ -337,14 +345,9 @@ class Transaction(Changes):
     def _commit(self) -> None:
         """Commit all changes, show them in the handles of the group and of the members, and give up unchanged drafts.
 
-        From now on, changes by other threads are refused, because the commit would not have them. Without any change,
-        nothing is written. If an error follows the commit, the handles show the commit as well.
+        Without any change, nothing is written. If an error follows the commit, the handles show the commit as well.
         """
         change = self.change
-        with self._mutex.held:
-            self._is_sealed = True
-        for handle in self._handles.values():
-            handle.seal()
         change.note_written()
         written = change.written
         if written or change.removed or change.snapshots:
@@ -355,7 +358,7 @@ class Transaction(Changes):
                     self._show(Committed(change.committed), written)
                 raise
             self._show(committed, written)
-        self._ended = True
+        self._phase = "ended"
         for path in change.members.keys() - written.keys():
             self._forget(path)
 
@@ -364,7 +367,7 @@ class Transaction(Changes):
 
         `written` are the paths of the members that the commit has written. The group remembers their states.
         """
-        self._ended = True  # an error from now on must not abort the committed changes
+        self._phase = "ended"  # an error from now on must not abort the committed changes
         self.view.show_commit(committed, self.change)
         self._group.show_commit(committed, self.change)
         members = self.change.members
@@ -430,9 +433,18 @@ def begin(
     return changes
 
 
-def changing(home: GroupHome | Changes) -> AbstractContextManager[Changes]:
-    """Return a block that changes members: in the transaction under way, or in a new one, as `committing` does."""
-    return nullcontext(home) if isinstance(home, Changes) else committing(home)
+@contextmanager
+def changing(home: GroupHome | Changes) -> Iterator[Changes]:
+    """Yield changes of members for a block: in the transaction under way, or in a new one, as `committing` does.
+
+    The commit has all steps of the block, or none of them.
+    """
+    if isinstance(home, Changes):
+        with home.undivided.held:
+            yield home
+    else:
+        with committing(home) as changes:
+            yield changes
 
 
 @contextmanager

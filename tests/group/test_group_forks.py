@@ -5,20 +5,24 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import clouds
 import numpy as np
 import pytest
+from operations import Operations
 from writers import change_group
 
 import b2array
 from b2array.errors import ConflictError
 from b2array.store.endings import JOURNAL
+from b2array.store.open import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change:UserWarning")
 
@@ -519,3 +523,55 @@ def test_forks_change_groups_in_object_stores(kind: str, layout: str, cloud_of: 
     b2array.vacuum(url, grace=0, **options)
     assert rows(b2array.open_group(url, **options)["level"])[:5] == [10, 11, 12, 13, 9]
     assert [name for name in cloud.fs.find(url) if JOURNAL in name] == []
+
+
+@pytest.mark.parametrize("change", ["items", "items of an array's fork", "another member", "a new member"])
+def test_a_change_through_a_fork_during_its_merge_is_part_of_it_or_refused(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations, moment, refused = Operations(), 0, 0
+    operations.listen(type(open_store(tmp_path)), monkeypatch)
+    while True:
+        group = made(tmp_path / f"{moment}.b2d", "sparse")
+        with group.transaction() as changes:
+            level = changes["level"]
+            owner = level if change == "items of an array's fork" else changes
+            forks = [owner.fork(), owner.fork()]
+            for n, fork in enumerate(forks):
+                each = fork if owner is level else fork["level"]
+                each[n] = 5
+                if owner is changes:
+                    fork[f"new{n}"] = [n]
+            first, errors = forks[0], list[ValueError]()
+
+            def act(first: Any = first, errors: list[ValueError] = errors) -> None:
+                try:
+                    if change == "items of an array's fork":
+                        first[5] = 7
+                    elif change == "items":
+                        first["level"][5] = 7
+                    elif change == "another member":
+                        first["air/speed"][5] = 7
+                    else:
+                        first["n"] = np.full((8, 6), 7)
+                except ValueError as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=act)
+
+            def act_there(thread: threading.Thread = thread) -> None:
+                thread.start()
+                thread.join(0.02)  # it may wait for the end of the merge
+
+            is_met = operations.meets(moment, partial(owner.merge, *forks), act_there)
+            if is_met:
+                thread.join()
+        if not is_met:
+            break
+        name = {"another member": "air/speed", "a new member": "n"}.get(change, "level")
+        is_there = name in again(group) and again(group)[name][5, 0] == 7
+        assert is_there != bool(errors), operations.names[moment]
+        assert again(group)["level"][:2, 0].tolist() == [5, 5]
+        moment += 1
+        refused += bool(errors)
+    assert refused > 1

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from operations import Operations
 
-from b2array import open_group
+from b2array import Group, NDArray, Rows, open_group
 from b2array.errors import ConflictError
 from b2array.group.group_forks import GroupFork
 from b2array.group.listed_group import group_at
@@ -115,6 +115,139 @@ def test_a_change_during_the_commit_is_part_of_it_or_refused(
         assert (found["x"][0], found["y"][0]) == (1, 1)
         refused += bool(errors)
     assert refused > 1
+
+
+def restore(group: Group) -> None:
+    """Restore the snapshot in a transaction."""
+    group.restore("s")
+
+
+def move(group: Group) -> None:
+    """Rename a group of two members in a transaction."""
+    group.move("z", "moved")
+
+
+def copy(group: Group) -> None:
+    """Copy a group of two members in a transaction."""
+    group.copy("z", group, "copied")
+
+
+def delete(group: Group) -> None:
+    """Delete a group of two members in a transaction."""
+    del group["z"]
+
+
+def make_rows(group: Group) -> None:
+    """Make the two arrays of rows in a transaction."""
+    Rows.create(group.create_group("made"), [[1, 2], [3]])
+
+
+def append_rows(group: Group) -> None:
+    """Change the two arrays of rows in a transaction."""
+    Rows(group["rows"]).append([[7, 8]])
+
+
+def merge(group: Group) -> None:
+    """Merge a fork that has changed two members and made a third one."""
+    fork = group.fork()
+    fork["x"][...], fork["y"][...], fork["n"] = 5, 5, [5]
+    group.merge(fork)
+
+
+def show_all(group: Group) -> dict[str, Any]:
+    """Return the items of all members."""
+    return {name: member[...].tolist() for name, member in group.walk() if isinstance(member, NDArray)}
+
+
+@pytest.mark.parametrize("change", [restore, move, copy, delete, make_rows, append_rows, merge])
+def test_a_change_of_several_steps_during_the_commit_is_part_of_it_as_a_whole_or_refused(
+    url: str, change: Callable[[Group], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations, moment, acknowledged = Operations(), 0, 0
+    operations.listen(type(open_store(url)), monkeypatch)
+    while True:
+        group = open_group(f"{url}-{moment}.b2d", "w")
+        for name in ("x", "y", "z/a", "z/b"):
+            group.create(name, data=np.zeros(8, int), chunks=(2,), layout="sparse")
+        Rows.create(group.create_group("rows"), [[1]])
+        group.snapshot("s")
+        group["x"][...], group["y"][...], group["later"] = 1, 1, [1]
+        before = show_all(group)
+        with pytest.raises(ZeroDivisionError), group.transaction() as changes:
+            changes["x"][0] = 3
+            change(changes)
+            after = show_all(changes)
+            raise ZeroDivisionError  # give it up
+
+        block = group.transaction()
+        changes = block.__enter__()
+        changes["x"][0] = 3
+        before["x"][0] = 3
+        errors: list[Exception] = []
+        commit = threading.Thread(target=partial(block.__exit__, None, None, None))
+
+        def commit_there(commit: threading.Thread = commit) -> None:
+            commit.start()
+            commit.join(0.02)  # it may wait for the end of the change
+
+        def act(changes: Group = changes, errors: list[Exception] = errors) -> None:
+            try:
+                change(changes)
+            except ConflictError as error:
+                errors.append(error)
+
+        is_met = operations.meets(moment, act, commit_there)
+        if not is_met:
+            commit.start()
+        commit.join()
+        assert show_all(open_group(group.url)) == (before if errors else after), operations.names[moment - 1 :]
+        moment += 1
+        acknowledged += not errors
+        if not is_met:
+            break
+    assert acknowledged > 0
+
+
+@pytest.mark.parametrize("change", ["make", "delete"])
+def test_a_snapshot_has_all_that_another_thread_has_done_before_its_commit(
+    url: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations, moment = Operations(), 0
+    operations.listen(type(open_store(url)), monkeypatch)
+    while True:
+        group = open_group(f"{url}-{moment}.b2d", "w")
+        group["x"], group["z"] = [1], [1]
+        block = group.transaction()
+        changes = block.__enter__()
+        changes["x"][0] = 2
+        changes.snapshot("s")
+        errors: list[Exception] = []
+
+        def act(changes: Group = changes, errors: list[Exception] = errors) -> None:
+            try:
+                if change == "make":
+                    changes["n"] = [5]
+                else:
+                    del changes["z"]
+            except ConflictError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=act)
+
+        def act_there(thread: threading.Thread = thread) -> None:
+            thread.start()
+            thread.join(0.02)
+
+        is_met = operations.meets(moment, partial(block.__exit__, None, None, None), act_there)
+        if not is_met:
+            break
+        thread.join()
+        changed = {"x": [2], "z": [1], "n": [5]} if change == "make" else {"x": [2]}
+        found = show_all(open_group(group.url))
+        assert found == ({"x": [2], "z": [1]} if errors else changed)
+        assert show_all(open_group(group.url, at="s")) == found
+        moment += 1
+    assert moment > 2
 
 
 def test_members_below_a_prefix_are_deleted_first(url: str) -> None:
