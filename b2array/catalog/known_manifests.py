@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from b2array import config
-from b2array.catalog.manifest import MANIFEST, Manifest
+from b2array.catalog.manifest import MANIFEST, Manifest, name_of
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, prefix_error
 from b2array.store.base import MISSING, HiddenError, Store, Version, stale_reader
 
@@ -180,22 +181,43 @@ class InnerManifests:
 
     In an object store, an outer group shows members of inner groups until its first commit. All members of an inner
     group that one home opens belong to the manifest that it has read first, or to a later commit of one of them.
+
+    A member notes its inner group at its first commit there. Before, a home shows what is published; if it finds the
+    inner group later, and the group has committed the member, what was shown is out of date.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Iterable[Store] = ()) -> None:
+        """Begin with the `groups` that are known to be inside the outer one."""
+        self._groups = {group.url: group for group in groups}
         self._shown: dict[str, tuple[KnownManifest, Manifest]] = {}
+        # The URLs of members that noted no group.
+        self._published: set[str] = set()
+
+    def anew(self) -> InnerManifests:
+        """Return an object that reads the manifests again; it still knows where the inner groups are."""
+        return InnerManifests(self._groups.values())
 
     def read(self, group: Store, *, cached: bool) -> tuple[KnownManifest, Manifest]:
         """Return the manifest of an inner group that the home shows; the first call reads it.
 
-        PermissionError: the manifest exists, or the server hides whether it exists, and the user may not read it.
+        Raises
+        ------
+        PermissionError
+            The manifest exists, or the server hides whether it exists, and the user may not read it.
+        ConflictError
+            The home has shown a member of the group before it knew the group, in a state before the manifest.
         """
         shown = self._shown.get(group.url)
         if shown is None:
+            self._groups[group.url] = group
             new = KnownManifest(group)
             manifest, _ = new.read(cached=cached, hidden_is_missing=False)
             # Threads share the manifest that one of them has read first.
             shown = self._shown.setdefault(group.url, (new, manifest))
+            if any(_has_committed(manifest, path) for path in _paths_below(group, [*self._published])):
+                # Each further call finds the same.
+                self._shown.pop(group.url, None)
+                raise stale_reader(group.url)
         known, manifest = shown
         written = known.written
         if written is not None and written[0].number > manifest.number:
@@ -203,8 +225,40 @@ class InnerManifests:
             shown = self._shown[group.url] = known, written[0]
         return shown
 
+    def find_around(self, member: Store, *, cached: bool) -> tuple[KnownManifest, str] | None:
+        """Find the known inner group whose manifest says that it has committed a member, and return the member's path.
+
+        The member notes no group: it may be published later than the manifest. None: the home shows what is published.
+        Raises the errors of `read`.
+        """
+        for is_noted in (False, True):
+            if is_noted:
+                # Then look again: another thread may have shown a group just before this.
+                self._published.add(member.url)
+            for group in [*self._groups.values()]:
+                for path in _paths_below(group, [member.url]):
+                    known, manifest = self.read(group, cached=cached)
+                    if _has_committed(manifest, path):
+                        return known, path
+        return None
+
     def require_latest(self, group: Store) -> None:
         """Raise ConflictError if another writer has committed to an inner group since the home has shown it."""
         shown = self._shown.get(group.url)
         if shown is not None and read_manifest(group)[0] != shown[1]:
             raise stale_reader(group.url)
+
+
+def _paths_below(group: Store, urls: Iterable[str]) -> Iterator[str]:
+    """Yield the paths in a group of those URLs that are below it."""
+    start = f"{group.url}/"
+    for url in urls:
+        if url.startswith(start):
+            yield url.removeprefix(start)
+
+
+def _has_committed(manifest: Manifest, path: str) -> bool:
+    """Return whether the group of a manifest has changed or deleted the member at a path, since it listed its files."""
+    row = (manifest.rows or {}).get(name_of(path))
+    is_there = row is not None and row.path == path
+    return bool(row.generation) if row is not None and is_there else path in manifest.gone

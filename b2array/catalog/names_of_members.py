@@ -89,7 +89,7 @@ class Members(Mapping[str, str]):
             # Full names below a group begin with the name of the group and a slash, which counts in their order.
             return f"{name}/" if front + name in self._inner else name
 
-        names = [name for name in inner if name != ATTRS]
+        names = [name for name in [*inner] if name != ATTRS]  # another thread may change it
         yield from sorted(names, key=full)
 
     def below(self, name: str) -> dict[str, str]:
@@ -98,7 +98,7 @@ class Members(Mapping[str, str]):
         groups = [name] if self.is_group(name) else []
         while groups:
             group = groups.pop()
-            for child in self._inner.get(group, {}):
+            for child in [*self._inner.get(group, {})]:  # another thread may change it
                 full = f"{group}/{child}" if group else child
                 if full in self._paths:
                     paths[full] = self._paths[full]

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from b2array.catalog.known_manifests import InnerManifests, KnownManifest
-from b2array.catalog.manifest import Manifest, Row, data_path, index_name, is_index_name
+from b2array.catalog.manifest import Manifest, Row, data_path, index_name, is_index_name, name_of
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.frame.kept_states import load_kept_state
 from b2array.frame.revision import Revision, head_if_unchanged, read_frame, read_named
-from b2array.store.base import HiddenError, Store, Version, where
+from b2array.store.base import HiddenError, Store, Version, stale_reader, where
 
 __all__ = [
     "ALONE",
@@ -336,8 +336,10 @@ def _follow_mount(
 ) -> Revision | None:
     """Load the state that an inner group lists, if the published member of a row belongs to one; otherwise None."""
     noted = published.state.annotations.group_commit
-    store_of = None if noted is None else published.store.around(noted.path)
-    if noted is None or noted.path == row.path or store_of is None:
+    if noted is None:
+        return _find_unpublished(published, inner, cached=cached)
+    store_of = published.store.around(noted.path)
+    if noted.path == row.path or store_of is None:
         return None
     try:
         listed = _follow_group(published, bare=False, cached=cached, inner=inner, needs_group=True)
@@ -345,6 +347,22 @@ def _follow_mount(
         inner.require_latest(store_of(""))
         raise
     return listed if listed.owner.lists_revisions else None
+
+
+def _find_unpublished(published: Revision, inner: InnerManifests, *, cached: bool) -> Revision | None:
+    """Load the state of a member that an inner group lists, and has not published yet; None without such a group.
+
+    ConflictError: the inner group has deleted the member.
+    """
+    found = inner.find_around(published.store, cached=cached)
+    if found is None:
+        return None
+    known, path = found
+    _, manifest = inner.read(known.group, cached=cached)
+    row = (manifest.rows or {}).get(name_of(path))
+    if row is None:
+        raise stale_reader(published.url)
+    return load_revision(BucketMember(known, name_of(path)), row, cached=cached)
 
 
 def _published_copy(member: BucketMember, row: Row) -> Revision | None:

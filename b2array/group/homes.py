@@ -251,6 +251,10 @@ class GroupHome(ABC):
         """Return whether a member must note its group before a commit can name its state."""
 
     @abstractmethod
+    def require_shown(self, path: str, revision: Revision) -> None:
+        """Raise ConflictError if a state that a transaction reads is later than the members that this home shows."""
+
+    @abstractmethod
     def remember(self, path: str, committed: Revision) -> None:
         """Remember the state that a transaction has given a member, if that saves the next one a read."""
 
@@ -285,10 +289,11 @@ class GroupHome(ABC):
     # Transactions.
 
     @abstractmethod
-    def begin_view(self) -> Self:
+    def begin_view(self, *, explicit: bool) -> Self:
         """Return a home for a new transaction, which keeps showing the members that this home shows now.
 
-        Raises ConflictError if the group was deleted or renamed since this home has first shown its members.
+        `explicit` is as for `GroupChange`. Raises ConflictError if the group was deleted or renamed since this home has
+        first shown its members.
         """
 
     @abstractmethod

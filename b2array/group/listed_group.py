@@ -279,7 +279,7 @@ class ListedGroup(GroupHome):
     def refresh(self) -> None:
         """Forget the manifest of the group and of each inner group; the next use reads them again."""
         self._listing = None
-        self._inner = InnerManifests()
+        self._inner = self._inner.anew()
 
     def _ensure_listing(self) -> _Listing:
         """Return the listing that this home shows, and read it at the first use: manifest, version and members.
@@ -344,7 +344,7 @@ class ListedGroup(GroupHome):
 
     # Transactions.
 
-    def begin_view(self) -> Self:
+    def begin_view(self, *, explicit: bool) -> Self:  # noqa: ARG002
         """Return a home for a new transaction, which keeps showing the present members; show the same manifest here.
 
         This reads the manifest if it was not read yet. Raises ConflictError if another group is there by now.
@@ -495,6 +495,11 @@ class ListedGroup(GroupHome):
         if not for_writing and self._is_later(manifest, path, revision):
             raise stale_reader(self.url)
         return revision
+
+    def require_shown(self, path: str, revision: Revision) -> None:
+        """Raise ConflictError if a state that a transaction reads is later than the manifest that this home shows."""
+        if self._is_later(self.manifest, path, revision):
+            raise ConflictError(f"{self.url}/{path} was changed by another writer since the transaction began")
 
     def _is_later(self, manifest: Manifest, path: str, revision: Revision) -> bool:
         """Return whether a state is of a commit of the group after a manifest.

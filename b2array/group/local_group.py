@@ -444,13 +444,18 @@ class LocalGroup(GroupHome):
 
     # Transactions.
 
-    def begin_view(self) -> Self:
+    def begin_view(self, *, explicit: bool) -> Self:
         """Return a home for a new transaction, which keeps showing the members that this home shows now.
 
-        Raises ConflictError if the directory was deleted or renamed since this home has first shown its members.
+        Only an explicit transaction also keeps showing them while this home commits other changes. Raises ConflictError
+        if the directory was deleted or renamed since this home has first shown its members.
         """
         self.require_same()
-        return self.copy()
+        with self._mutex.held:
+            view = self.copy()
+            if explicit:  # a copy of very many members takes time, and other transactions do not last long
+                view.show(view.manifest, view.members().copy())
+        return view
 
     def medium(self) -> Disk:
         """Return a new medium for a commit to the directory that this home has first shown."""
@@ -466,6 +471,9 @@ class LocalGroup(GroupHome):
     def is_unadopted(self, path: str) -> bool:  # noqa: ARG002
         """Return False: members on a local disk need not note their group."""
         return False
+
+    def require_shown(self, path: str, revision: Revision) -> None:
+        """Do nothing: members on a local disk are read at their present state, which the commit compares."""
 
     def begin_member(
         self,
@@ -497,12 +505,13 @@ class LocalGroup(GroupHome):
 
     def show_commit(self, committed: Committed, change: GroupChange) -> None:
         """Show the manifest of the commit, and the members as its changes have left them."""
-        # This home may have committed other changes since the transaction began.
-        members = self.members()
-        if change.explicit and (change.removed or change.new):
-            members = members.copy()  # other threads may be iterating over the list
-        change.apply_to(members)
-        self.show(committed.manifest, members)
+        with self._mutex.held:
+            # This home may have committed other changes since the transaction began.
+            members = self.members()
+            if change.explicit and (change.removed or change.new):
+                members = members.copy()  # other threads may be iterating over the list
+            change.apply_to(members)
+            self.show(committed.manifest, members)
 
 
 def _unpickle(

@@ -53,7 +53,7 @@ class Transaction(Changes):
 
     def __init__(self, group: GroupHome, *, explicit: bool = True) -> None:
         """Begin a transaction on the members that the group shows; this lists them if they were not listed yet."""
-        view = group.begin_view()
+        view = group.begin_view(explicit=explicit)
         super().__init__(view)
         manifest, version = view.versioned_manifest()
         self.change = GroupChange(
@@ -183,6 +183,8 @@ class Transaction(Changes):
                 self.open_unnoted(path, "r+")
                 member = change.members[path]
             generation = member.opened
+            if member.draft.base is not None:
+                self.view.require_shown(path, member.draft.base)
             unadopted = None if self.view.is_local else member.draft.base
         with self._mutex.held:
             change.read.setdefault(path, generation)

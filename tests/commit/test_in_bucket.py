@@ -610,24 +610,51 @@ def change_all(url: str) -> None:
 BEFORE, AFTER = {"a": 0.0, "x": 0.0, "y": 0.0}, {"x": 7.0, "y": 7.0, "z": 7.0}
 
 
+def items(place: str) -> Iterator[tuple[str, Any]]:
+    """Return the members of a group."""
+    yield from open_group(place).items()
+
+
+def walk(place: str) -> Iterator[tuple[str, Any]]:
+    """Return the members of a group."""
+    yield from open_group(place).walk()
+
+
+def items_through_outer_group(place: str) -> Iterator[tuple[str, Any]]:
+    """Return the members of a group as a group around it shows them."""
+    outer, _, name = place.rpartition("/")
+    group = open_group(outer)
+    for each in [*group[name]]:
+        yield each, group[f"{name}/{each}"]
+
+
+def items_in_transaction(place: str) -> Iterator[tuple[str, Any]]:
+    """Return the members of a group in a transaction that changes nothing."""
+    with open_group(place, "r+").transaction() as changes:
+        yield from changes.items()
+
+
 @LAYOUTS
 @pytest.mark.parametrize("has_manifest", [True, False])
-@pytest.mark.parametrize("walks", [True, False])
+@pytest.mark.parametrize("look", [items, walk, items_through_outer_group, items_in_transaction])
 def test_readers_of_members_that_note_no_group_see_all_of_its_commit_or_nothing(
-    url: str, layout: Any, operations: Operations, *, has_manifest: bool, walks: bool
+    url: str,
+    layout: Any,
+    operations: Operations,
+    look: Callable[[str], Iterator[tuple[str, Any]]],
+    *,
+    has_manifest: bool,
 ) -> None:
     moments, shown = 0, []
     while True:
-        place = url.replace(".b2d", f"-{moments}.b2d")
+        place = url.replace(".b2d", f"-{moments}.b2d/inside")
         made(place, layout, in_group=False, names="axy")
         if has_manifest:  # it lists the members, which do not note it
             open_group(place, "r+").attrs["k"] = 1
         found: dict[str, float] = {}
 
         def read(place: str = place, found: dict[str, float] = found) -> None:
-            group = open_group(place)
-            members = group.walk() if walks else group.items()
-            found.update({name: array[0] for name, array in members})
+            found.update({name: array[0] for name, array in look(place)})
 
         try:
             if not operations.meets(moments, read, partial(change_all, place)):
@@ -637,8 +664,33 @@ def test_readers_of_members_that_note_no_group_see_all_of_its_commit_or_nothing(
             shown.append({})
         moments += 1
         assert shown[-1] in (BEFORE, AFTER, {})
+        # What was refused is there for the next look.
+        assert {name: array[0] for name, array in look(place)} == AFTER
     assert shown[0] == AFTER
     assert moments > 2
+
+
+@LAYOUTS
+def test_an_outer_group_shows_what_an_inner_group_has_committed_and_not_published(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    place = f"{url}/inside"
+    made(place, layout, in_group=False, names="xyz")
+    memory = fsspec.filesystem("memory")
+    published = {path: memory.cat(path) for name in "xz" for path in memory.find(f"{place}/{name}.b2nd")}
+    with open_group(place, "r+").transaction() as changes:
+        for each in "xyz":
+            changes[each][...] = 7
+    for path, content in published.items():  # as a writer that was killed after it had published y
+        memory.pipe(path, content)
+    group = open_group(url)
+    before = group["inside/x"]  # nothing says yet that it has changed
+    for name in "yz":
+        with pytest.raises(ConflictError):
+            group[f"inside/{name}"]
+    assert before[0] == 0
+    group.refresh()
+    assert {name: group[f"inside/{name}"][0] for name in "xyz"} == dict.fromkeys("xyz", 7.0)
 
 
 @LAYOUTS

@@ -250,6 +250,26 @@ def test_a_snapshot_has_all_that_another_thread_has_done_before_its_commit(
     assert moment > 2
 
 
+def test_a_transaction_does_not_show_what_its_handle_commits_meanwhile(url: str) -> None:
+    group = open_group(url, "r+")
+    with group.transaction() as changes:
+        group["n"] = [5]
+        group.move("y", "moved")
+        assert [*changes] == ["x", "y"]
+        with pytest.raises(KeyError):
+            changes["moved"]
+    assert {*group} == {"x", "n", "moved"}
+
+
+def test_a_snapshot_does_not_have_what_its_handle_commits_meanwhile(url: str) -> None:
+    group = open_group(url, "r+")
+    with pytest.raises(ConflictError, match="another writer has made or deleted 'n'"), group.transaction() as changes:
+        changes.snapshot("s")
+        group["n"] = [5]
+    assert [*group.snapshots] == []
+    assert {*group} == {"x", "y", "n"}
+
+
 def test_members_below_a_prefix_are_deleted_first(url: str) -> None:
     open_group(url, "r+")["z/x"] = [1]
     changes = begin(group_at(url, {}), "z/")
