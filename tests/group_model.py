@@ -797,7 +797,13 @@ class Writer(Worker):
     def change_dataset(self) -> None:
         at = self.random.randrange(self.group[DATASET]["time"].shape[0])
         step = dataset(self.value).drop_vars("time")
-        to_b2array(step, group=DATASET, region={"time": slice(at, at + 1)}, **self.target())
+        try:
+            to_b2array(step, group=DATASET, region={"time": slice(at, at + 1)}, **self.target())
+        except ValueError as error:
+            if "is not inside" not in str(error):
+                raise
+            # Another worker has restored a snapshot, in which the dataset is shorter.
+            raise ConflictError(f"{DATASET} has no time {at} any more") from error
 
     def target(self) -> dict[str, Any]:
         chosen = self.random.choice(["sync", "threads"])
