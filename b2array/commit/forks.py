@@ -19,11 +19,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -567,6 +567,22 @@ class Fork(Handle):
         draft.flush()
         return change_of(draft)
 
+    def seal(self) -> None:
+        """Wait for a change by another thread, and take no more changes; ValueError if the fork is sealed or merged."""
+        with self.mutex.held:
+            if self.draft is not None:
+                self.require_unsealed()
+            self._is_sealed = True
+
+    def unseal(self) -> None:
+        """Take changes again."""
+        self._is_sealed = False
+
+    def require_unsealed(self) -> None:
+        """Raise ValueError if another thread is merging the fork."""
+        if self._is_sealed:
+            raise ValueError("another thread is merging this fork; use the transaction that gets its changes")
+
     def end(self) -> None:
         """Drop the draft, and make every further use of this handle raise ValueError, because the fork was merged."""
         merged = ValueError("this fork was merged; use the transaction that has its changes now")
@@ -611,24 +627,52 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
         ours.append(each)
     if handle in ours:
         raise ValueError("a fork cannot be merged into itself: it has its changes already")
-    with ExitStack() as stopped:
-        # A change from now on would come too late for the merge: it waits, and then finds that its fork was merged.
-        # In one order, because forks may merge each other in several threads.
-        for each in sorted([handle, *ours], key=id):
-            stopped.enter_context(each.mutex.held)
-        draft = handle.draft
-        if draft is None:
-            raise ConflictError(f"{handle.url}: the transaction of these forks has ended")
-        handle.require_unsealed()
-        if not ours:
-            return
+    if handle.draft is None:
+        raise ConflictError(f"{handle.url}: the transaction of these forks has ended")
+    if not ours:
+        return
+    with sealing(ours):
         changes = [each.freeze() for each in ours]
-        check_related(draft, changes)
-        joined = join_changes(changes, handle.url)
-        change, rows = prepare_merge(draft, joined)
-        take_over(draft, change, rows)
-        for each in ours:
-            each.end()
+        with handle.mutex.held:
+            handle.require_unsealed()
+            draft = handle.draft
+            if draft is None:
+                raise ConflictError(f"{handle.url}: the transaction of these forks has ended")
+            check_related(draft, changes)
+            joined = join_changes(changes, handle.url)
+            change, rows = prepare_merge(draft, joined)
+            take_over(draft, change, rows)
+            for each in ours:
+                each.end()
+
+
+class Sealable(Protocol):
+    """A fork of an array or a group."""
+
+    def seal(self) -> None:
+        """Wait for a change by another thread, and take no more changes; ValueError if the fork is sealed or merged."""
+
+    def unseal(self) -> None:
+        """Take changes again."""
+
+
+@contextmanager
+def sealing(forks: Iterable[Sealable]) -> Iterator[None]:
+    """Seal forks for the block, which merges and ends them; after an error, they take changes again.
+
+    A change that another thread makes through a fork from now on would come too late for the merge. Raises the errors
+    of `Sealable.seal`.
+    """
+    sealed = []
+    try:
+        for each in dict.fromkeys(forks):
+            each.seal()
+            sealed.append(each)
+        yield
+    except BaseException:
+        for each in sealed:
+            each.unseal()
+        raise
 
 
 # Forks without handles: each task returns its change, and one commit adds all of them.

@@ -831,6 +831,11 @@ class Group(MutableMapping[str, Any]):
             raise KeyError(name)
         refuse_parts(home, self._prefix + name)
         with changing(home) as changes:
+            if changes is home:
+                # Another thread may have changed the members of the transaction meanwhile.
+                doomed = home.members().below(self._prefix + name)
+                if not doomed:
+                    raise KeyError(name)
             changes.remove(doomed)
 
     def pop(self, name: str, *default: Any) -> Any:

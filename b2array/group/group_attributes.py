@@ -87,9 +87,14 @@ class Attrs(Attributes):
         Attributes(new).update(attributes | dict(values))
         copy_into = copier_of(new, home.storage_options)
         with changing(home) as changes:
+            path = changes.members().get(self._name)
+            if embedded is None and path is not None:
+                # Another thread has made the frame in the same transaction.
+                handle = changes.open(path, "r+")
+                Attributes(handle).update(values)
+                return handle
             if embedded is not None:
-                path = home.members()[self._name]
-                changes.remove({self._name: path})
+                changes.remove({self._name: home.members()[self._name]})
             # Overwrite: an interrupted writer may have left a frame that the group does not list.
             return changes.create(self._name, OTHER, copy_into, overwrite=True)
 

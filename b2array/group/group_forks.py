@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from operator import eq
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from b2array.array.described import Attributes
 from b2array.array.drafts import Kind
@@ -25,7 +25,7 @@ from b2array.codec.chunk_header import Special
 from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
 from b2array.commit.fork_point import ForkPoint, Roster
-from b2array.commit.forks import Fork, check_related, make_fork_point, prepare_merge, take_over
+from b2array.commit.forks import Fork, check_related, make_fork_point, prepare_merge, sealing, take_over
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError, make_ended_error
 from b2array.frame.fetch import read_chunks
@@ -137,7 +137,7 @@ class Changes(ABC):
         This begins a draft of each member, and encodes open chunks. Embedded members, and members of inner groups, can
         only be read through the fork.
         """
-        members = self.members()
+        members = self.members().copy()  # later changes of the transaction must not change the fork
         inside = members.below(prefix.rstrip("/"))
         # Embedded members can only be read, and members of inner groups belong to other transactions.
         paths = [path for path in inside.values() if not (is_embedded(path) or _is_mounted(self.view, path))]
@@ -160,13 +160,7 @@ class Changes(ABC):
         a fork that was merged before, or that is merged into itself.
         """
         forks = [_check_mergeable(self, worker) for worker in workers]
-        with ExitStack() as stopped:
-            # In one order, because forks may merge each other in several threads.
-            for each in sorted([self, *forks], key=id):
-                stopped.enter_context(each.undivided.held)
-            # A change from now on would come too late for the merge: it waits, and then finds that the fork was merged.
-            for fork in forks:
-                fork.stop(stopped)
+        with sealing(forks), self.undivided.held:
             news = _choose_new_members(self, forks)
             # Check all changes before taking over any: a half-merged transaction would be useless.
             with ExitStack() as locks:
@@ -409,7 +403,8 @@ class GroupFork(Changes):
         self._opened, self._new = dict(opened), dict(new)
         self.seen = {*seen}
         self._roster.merged |= {*merged}
-        self._is_merged = False
+        # A sealed one is being merged: it takes no more changes.
+        self._phase: Literal["open", "sealed", "merged"] = "open"
         self._members = origin.members
         if new:  # in a copy, because forks in one process share the members of their origin
             self._members = origin.members.copy()
@@ -418,11 +413,13 @@ class GroupFork(Changes):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Encode open chunks, and pickle the fork with its changes; raise ValueError if it was merged."""
-        self.require_open()
-        # Forks without changes would only make the pickle longer: the origin has their points.
-        used = self.freeze_changes().keys() | self._new.keys()
-        opened = {path: fork for path, fork in self._opened.items() if path in used}
-        return type(self), (self._origin, self.name, opened, self._new, self.seen, self._roster.merged)
+        with self.undivided.held, self._mutex.held:
+            self.require_open()
+            # Forks without changes would only make the pickle longer: the origin has their points.
+            used = self.freeze_changes().keys() | self._new.keys()
+            opened = {path: fork for path, fork in self._opened.items() if path in used}
+            state = self._origin, self.name, opened, dict(self._new), {*self.seen}, {*self._roster.merged}
+        return type(self), state
 
     @property
     def transaction(self) -> bytes:
@@ -444,9 +441,11 @@ class GroupFork(Changes):
         return {}
 
     def require_open(self) -> None:
-        """Raise ValueError if the fork was merged."""
-        if self._is_merged:
+        """Raise ValueError if the fork was merged, or if another thread is merging it."""
+        if self._phase == "merged":
             raise ValueError("this fork was merged; use the transaction that has its changes now")
+        if self._phase == "sealed":
+            raise ValueError("another thread is merging this fork; use the transaction that gets its changes")
 
     def freeze_changes(self) -> dict[str, ChangeSet]:
         """Encode open chunks; return the changes and reads of members that existed before the fork, by path."""
@@ -466,16 +465,25 @@ class GroupFork(Changes):
             new[name] = NewMember(path[len(name) :], self._opened[path])
         return new
 
-    def stop(self, locks: ExitStack) -> None:
-        """Hold up the changes that other threads make through this fork until `locks` is closed."""
-        self.require_open()  # another thread may have merged it meanwhile
-        locks.enter_context(self._mutex.held)
+    def seal(self) -> None:
+        """Wait for changes by other threads, and take no more of them; ValueError if the fork is sealed or merged."""
+        with self.undivided.held, self._mutex.held:
+            self.require_open()
+            self._phase = "sealed"
+        # Without the mutexes, which a thread may want that writes to one of the members.
         for fork in self._opened.values():
-            locks.enter_context(fork.mutex.held)
+            fork.seal()
+
+    def unseal(self) -> None:
+        """Take changes again."""
+        for fork in self._opened.values():
+            fork.unseal()
+        if self._phase == "sealed":
+            self._phase = "open"
 
     def end(self) -> None:
         """Make every further use raise ValueError, because the fork was merged."""
-        self._is_merged = True
+        self._phase = "merged"
         for fork in self._opened.values():
             fork.end()
 

@@ -323,15 +323,16 @@ class Transaction(Changes):
         self._require_open()
         drafts = []
         try:
-            # Whole changes of other threads, which what is prepared here must take into account.
+            # Wait for changes of several steps: what is prepared here must take all of their steps into account.
             with self.undivided.held:
                 prepare_members(self, self.change)
                 update_table_list(self, self.change)
                 # From now on, refuse changes by other threads: the commit would not have them.
                 with self._mutex.held:
                     self._phase = "sealed"
-                for handle in self._handles.values():
-                    handle.seal()
+            # Without the mutexes, which a thread may want that writes to one of the members.
+            for handle in self._handles.values():
+                handle.seal()
             drafts = [member.draft for member in self.change.members.values()]
             self._commit()
         except BaseException:

@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -575,3 +575,55 @@ def test_a_change_through_a_fork_during_its_merge_is_part_of_it_or_refused(
         moment += 1
         refused += bool(errors)
     assert refused > 1
+
+
+def test_a_fork_does_not_show_what_the_transaction_does_later(group: b2array.Group) -> None:
+    with group.transaction() as changes:
+        changes["early"] = [1]
+        fork = changes.fork()
+        changes["late"] = [2]
+        del changes["level"]
+        assert {*fork} == {"level", "air", "early"}
+        assert "late" not in fork
+        changes.merge(fork)
+
+
+@pytest.mark.filterwarnings("ignore:.*forks were never merged")
+def test_merges_of_groups_and_arrays_by_threads_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    for name in "xy":
+        group.create(name, SHAPE, "i4", chunks=(1, 6), layout="sparse")
+    for turn in range(10):
+        with group.transaction() as changes:
+            forks = [changes.fork() for _ in range(3)]
+            for n, fork in enumerate(forks):
+                fork["x"][n] = fork["y"][n] = turn + 1
+            tasks: list[Callable[[], object]] = [
+                partial(changes.merge, forks[0], forks[1]),
+                partial(changes["x"].merge, forks[2]["x"]),
+                partial(forks[1]["y"].merge, forks[2]["y"]),
+                partial(forks[2].merge, forks[0]),
+            ]
+            with ThreadPoolExecutor(len(tasks)) as pool:
+                for future in [pool.submit(task) for task in tasks]:
+                    try:
+                        future.result(60)
+                    except (ConflictError, ValueError):
+                        continue  # another thread was faster
+
+
+def test_a_fork_is_pickled_while_a_thread_makes_members_through_it(group: b2array.Group) -> None:
+    with group.transaction() as changes, ThreadPoolExecutor(1) as pool:
+        fork = changes.fork()
+
+        def make() -> None:
+            for n in range(40):
+                fork[f"n{n}"] = [n]
+
+        made_all = pool.submit(make)
+        while not made_all.done():
+            received = sent(fork)
+            assert all(received[name][0] == int(name[1:]) for name in received if name[0] == "n")
+        made_all.result()
+        changes.merge(sent(fork))
+    assert sorted(name for name in again(group) if name[0] == "n") == sorted(f"n{n}" for n in range(40))

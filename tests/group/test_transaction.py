@@ -7,7 +7,9 @@ import inspect
 import pickle
 import re
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -248,6 +250,41 @@ def test_a_snapshot_has_all_that_another_thread_has_done_before_its_commit(
         assert show_all(open_group(group.url, at="s")) == found
         moment += 1
     assert moment > 2
+
+
+def test_two_threads_set_the_first_attributes_of_a_group(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, moment = Operations(), 0
+    operations.listen(type(open_store(url)), monkeypatch)
+    while True:
+        group = open_group(f"{url}-{moment}.b2d", "w")
+        with group.transaction() as changes:
+            other = threading.Thread(target=changes.attrs.update, args=({"b": 2},))
+
+            def act_there(other: threading.Thread = other) -> None:
+                other.start()
+                other.join(0.02)  # it may wait for the first thread
+
+            is_met = operations.meets(moment, partial(changes.attrs.update, {"a": 1}), act_there)
+            if is_met:
+                other.join()
+        if not is_met:
+            break
+        assert dict(open_group(group.url).attrs) == {"a": 1, "b": 2}
+        moment += 1
+    assert moment > 0
+
+
+def test_a_member_that_another_thread_has_just_deleted_is_missing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_group(url, "r+").transaction() as changes:
+        changes["n"] = [1]
+        with ThreadPoolExecutor(1) as pool:
+            with changes._home.undivided.held:
+                late = pool.submit(changes.__delitem__, "n")
+                time.sleep(0.05)  # it has found the member, and waits
+                del changes["n"]
+            with pytest.raises(KeyError):
+                late.result(60)
+    assert {*open_group(url)} == {"x", "y"}
 
 
 def test_a_transaction_does_not_show_what_its_handle_commits_meanwhile(url: str) -> None:
