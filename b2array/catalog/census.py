@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from b2array.catalog.known_manifests import InnerManifests
 from b2array.catalog.manifest import (
     EMBEDDED,
     MANIFEST,
@@ -53,11 +54,12 @@ TABLE = "ctable"
 _REMOTE = "b2remote_store"
 
 
-def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
+def complete_manifest(group: Store, manifest: Manifest, *, inner: InnerManifests | None = None) -> Manifest:
     """Return a manifest with rows; if it has none, list the files of the group, and add a row for each member.
 
-    The result then has no pending steps. With `shows_mounts`, members of groups inside this one get rows as well. A
-    reader may list them, and may read the embedding frame from the cache on disk; a commit of this group must not.
+    The result then has no pending steps. With `inner`, members of groups inside this one get rows as well, and `inner`
+    gets to know these groups. A reader may list them, and may read the embedding frame from the cache on disk; a commit
+    of this group must not.
 
     Raises
     ------
@@ -88,11 +90,13 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
     prefix_errors(group.url, lambda: refuse_other_names(files))
     rows = {}
     if EMBEDDED in files:
-        frame = load_published(group.below(EMBEDDED), sparse=False, cached=shows_mounts)
+        frame = load_published(group.below(EMBEDDED), sparse=False, cached=inner is not None)
         names = embedded_extents(frame.state, frame.url)
         rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in names}
     # python-blosc2 prefers the file of a member to its copy in the embedding frame.
-    rows |= rows_among(files if shows_mounts else own_files(files))
+    rows |= rows_among(own_files(files) if inner is None else files)
+    if inner is not None:
+        inner.note_groups(group, files)
     return replace(manifest, rows=dict(sorted(rows.items())), pending={})
 
 

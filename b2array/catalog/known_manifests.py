@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from b2array import config
-from b2array.catalog.manifest import MANIFEST, Manifest, name_of
+from b2array.catalog.manifest import MANIFEST, Manifest, Row, name_of
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, prefix_error
 from b2array.store.base import MISSING, HiddenError, Store, Version, stale_reader
 
@@ -182,8 +183,8 @@ class InnerManifests:
     In an object store, an outer group shows members of inner groups until its first commit. All members of an inner
     group that one home opens belong to the manifest that it has read first, or to a later commit of one of them.
 
-    A member notes its inner group at its first commit there. Before, a home shows what is published; if it finds the
-    inner group later, and the group has committed the member, what was shown is out of date.
+    A member notes its inner group before its first commit there. A home shows a member without a note as published; if
+    it finds later that an inner group has committed the member, what it has shown is out of date.
     """
 
     def __init__(self, groups: Iterable[Store] = ()) -> None:
@@ -209,12 +210,12 @@ class InnerManifests:
         """
         shown = self._shown.get(group.url)
         if shown is None:
-            self._groups[group.url] = group
             new = KnownManifest(group)
             manifest, _ = new.read(cached=cached, hidden_is_missing=False)
+            self._groups.setdefault(group.url, group)
             # Threads share the manifest that one of them has read first.
             shown = self._shown.setdefault(group.url, (new, manifest))
-            if any(_has_committed(manifest, path) for path in _paths_below(group, [*self._published])):
+            if self._has_shown_before(group, manifest):
                 # Each further call finds the same.
                 self._shown.pop(group.url, None)
                 raise stale_reader(group.url)
@@ -225,22 +226,49 @@ class InnerManifests:
             shown = self._shown[group.url] = known, written[0]
         return shown
 
-    def find_around(self, member: Store, *, cached: bool) -> tuple[KnownManifest, str] | None:
-        """Find the known inner group whose manifest says that it has committed a member, and return the member's path.
+    def note_groups(self, outer: Store, files: Iterable[str]) -> None:
+        """Get to know the groups with a manifest among the files of the outer one."""
+        for path in files:
+            place, _, name = path.rpartition("/")
+            if name == MANIFEST and place:
+                group = outer.below(place)
+                self._groups.setdefault(group.url, group)
 
-        The member notes no group: it may be published later than the manifest. None: the home shows what is published.
-        Raises the errors of `read`.
+    def find_around(self, member: Store, *, cached: bool) -> tuple[KnownManifest, Row | None] | None:
+        """Find a known inner group that has committed a member. Return its manifest, and the row, or None if deleted.
+
+        The member notes no group: somebody may have put an older frame in its place. None: the home shows what is
+        published, also if the user may not read the manifest. Raises the other errors of `read`.
         """
         for is_noted in (False, True):
             if is_noted:
                 # Then look again: another thread may have shown a group just before this.
                 self._published.add(member.url)
-            for group in [*self._groups.values()]:
-                for path in _paths_below(group, [member.url]):
+            for group, path in self._places_of(member.url):
+                # A reader who may not read the manifest shows what is published.
+                with suppress(PermissionError):
                     known, manifest = self.read(group, cached=cached)
-                    if _has_committed(manifest, path):
-                        return known, path
+                    row = _committed_row(manifest, path)
+                    if row is not None or path in manifest.gone:
+                        return known, row
         return None
+
+    def _places_of(self, url: str) -> Iterator[tuple[Store, str]]:
+        """Yield each known inner group around a URL, and the path of the URL in it."""
+        outer = url
+        while "/" in outer:
+            outer, _, _ = outer.rpartition("/")
+            group = self._groups.get(outer)
+            if group is not None:
+                yield group, url.removeprefix(f"{outer}/")
+
+    def _has_shown_before(self, group: Store, manifest: Manifest) -> bool:
+        """Return whether the home has shown a member in a state before this manifest of its inner group."""
+        for url in [*self._published]:
+            path = url.removeprefix(f"{group.url}/")
+            if path != url and (_committed_row(manifest, path) is not None or path in manifest.gone):
+                return True
+        return False
 
     def require_latest(self, group: Store) -> None:
         """Raise ConflictError if another writer has committed to an inner group since the home has shown it."""
@@ -249,16 +277,7 @@ class InnerManifests:
             raise stale_reader(group.url)
 
 
-def _paths_below(group: Store, urls: Iterable[str]) -> Iterator[str]:
-    """Yield the paths in a group of those URLs that are below it."""
-    start = f"{group.url}/"
-    for url in urls:
-        if url.startswith(start):
-            yield url.removeprefix(start)
-
-
-def _has_committed(manifest: Manifest, path: str) -> bool:
-    """Return whether the group of a manifest has changed or deleted the member at a path, since it listed its files."""
+def _committed_row(manifest: Manifest, path: str) -> Row | None:
+    """Return the row of the member at a path, if its group has committed the member since it listed its files."""
     row = (manifest.rows or {}).get(name_of(path))
-    is_there = row is not None and row.path == path
-    return bool(row.generation) if row is not None and is_there else path in manifest.gone
+    return row if row is not None and row.path == path and row.generation else None

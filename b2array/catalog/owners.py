@@ -20,7 +20,7 @@ from b2array.catalog.manifest import Manifest, Row, data_path, index_name, is_in
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.frame.kept_states import load_kept_state
 from b2array.frame.revision import Revision, head_if_unchanged, read_frame, read_named
-from b2array.store.base import HiddenError, Store, Version, stale_reader, where
+from b2array.store.base import HiddenError, Store, Version, where
 
 __all__ = [
     "ALONE",
@@ -250,6 +250,8 @@ def _follow_group(
     if row is None or row.path != noted.path:
         raise FileNotFoundError(f"{published.url} was deleted")
     if row.generation in ("", published.generation):
+        if inner is not None and not row.generation and noted.number > manifest.number:
+            inner.require_latest(known.group)  # the published state is later than the manifest that the home shows
         return member.as_owner_of(published)
     try:
         return load_revision(member, row, bare=bare, cached=cached)
@@ -337,7 +339,7 @@ def _follow_mount(
     """Load the state that an inner group lists, if the published member of a row belongs to one; otherwise None."""
     noted = published.state.annotations.group_commit
     if noted is None:
-        return _find_unpublished(published, inner, cached=cached)
+        return _find_listed(published, inner, cached=cached)
     store_of = published.store.around(noted.path)
     if noted.path == row.path or store_of is None:
         return None
@@ -349,20 +351,26 @@ def _follow_mount(
     return listed if listed.owner.lists_revisions else None
 
 
-def _find_unpublished(published: Revision, inner: InnerManifests, *, cached: bool) -> Revision | None:
-    """Load the state of a member that an inner group lists, and has not published yet; None without such a group.
+def _find_listed(published: Revision, inner: InnerManifests, *, cached: bool) -> Revision | None:
+    """Load the state that a known inner group lists of a member that notes no group; None if it lists none.
 
-    ConflictError: the inner group has deleted the member.
+    FileNotFoundError: the revision is missing, or the inner group has just deleted the member. ConflictError: the
+    revision is missing, and the inner group has committed meanwhile.
     """
     found = inner.find_around(published.store, cached=cached)
     if found is None:
         return None
-    known, path = found
-    _, manifest = inner.read(known.group, cached=cached)
-    row = (manifest.rows or {}).get(name_of(path))
+    known, row = found
     if row is None:
-        raise stale_reader(published.url)
-    return load_revision(BucketMember(known, name_of(path)), row, cached=cached)
+        load_published(published.store)  # perhaps other software has written a new frame there
+        return None
+    try:
+        return load_revision(BucketMember(known, name_of(row.path)), row, cached=cached)
+    except HiddenError:
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        inner.require_latest(known.group)
+        raise
 
 
 def _published_copy(member: BucketMember, row: Row) -> Revision | None:

@@ -196,7 +196,7 @@ class ListedGroup(GroupHome):
 
     def _show(self, manifest: Manifest, version: Version | None) -> _Listing:
         """Show the members of a manifest, as `show` does, and return what this home shows now."""
-        return self._show_listed(*self._list_members(manifest, version, shows_mounts=True))
+        return self._show_listed(*self._list_members(manifest, version, inner=self._inner))
 
     def _show_listed(self, stored: Manifest, version: Version | None, complete: Manifest) -> _Listing:
         """Show the members of a stored manifest, given with its version and with the rows that it may lack."""
@@ -211,7 +211,7 @@ class ListedGroup(GroupHome):
         stored: Manifest,
         version: Version | None,
         *,
-        shows_mounts: bool = False,
+        inner: InnerManifests | None = None,
     ) -> tuple[Manifest, Version | None, Manifest]:
         """Return a stored manifest, its version, and a manifest with rows, for which `complete_manifest` lists files.
 
@@ -222,7 +222,7 @@ class ListedGroup(GroupHome):
             complete: Manifest | None = None
             # The list of the files has a manifest that was missing before.
             with suppress(ConflictError):
-                complete = complete_manifest(self.store, stored, shows_mounts=shows_mounts)
+                complete = complete_manifest(self.store, stored, inner=inner)
             lists_files = stored.rows is None and stored != Manifest() and self.store.can.write
             if complete is not None and not lists_files:
                 return stored, version, complete
@@ -265,7 +265,7 @@ class ListedGroup(GroupHome):
         may have missed another one before.
         """
         before = self.manifest
-        manifest, version, complete = self._list_members(*self.known.read(cached=True), shows_mounts=True)
+        manifest, version, complete = self._list_members(*self.known.read(cached=True), inner=self._inner)
         rows = complete.rows or {}
         is_there = any(each == name or each.startswith(f"{name}/") for each in rows)
         is_same_group = before.identity in ("", manifest.identity)
@@ -488,7 +488,7 @@ class ListedGroup(GroupHome):
         except MISSING:
             # The member is not damaged if the caller has its path from an earlier list.
             is_listed = path in (manifest.members or {}).values()
-            if not is_listed or complete_manifest(self.store, self.load_manifest(), shows_mounts=True) != manifest:
+            if not is_listed or complete_manifest(self.store, self.load_manifest(), inner=self._inner) != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         # A writer compares what it has read when it commits.
@@ -498,7 +498,10 @@ class ListedGroup(GroupHome):
 
     def require_shown(self, path: str, revision: Revision) -> None:
         """Raise ConflictError if a state that a transaction reads is later than the manifest that this home shows."""
-        if self._is_later(self.manifest, path, revision):
+        if not self._is_later(self.manifest, path, revision):
+            return
+        # The manifest may be older than the members, because somebody has copied it before them, or put it back.
+        if self.known.read()[1] != self._ensure_listing()[1]:
             raise ConflictError(f"{self.url}/{path} was changed by another writer since the transaction began")
 
     def _is_later(self, manifest: Manifest, path: str, revision: Revision) -> bool:

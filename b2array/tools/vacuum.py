@@ -172,7 +172,7 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
         with groups, nullcontext() if name is None else store.lock(name, shared=dry_run):
             if not dry_run:
                 _drop_unpinned(store)
-            there = _removable(store, seconds)
+            there = _removable(store, url, storage_options, seconds)
             old = _older(store, there.removable, seconds)
             if old:
                 for needed in _files_in_log(store, url, storage_options, list(old)):
@@ -303,9 +303,9 @@ class _There:
     group: ListedGroup | None = None
 
 
-def _removable(store: Store, seconds: float) -> _There:
+def _removable(store: Store, url: str, storage_options: Storage, seconds: float) -> _There:
     """Find the files that a frame does not need."""
-    listed = _load_listed_member(store)
+    listed = _load_listed_member(store, url, storage_options)
     owner = None if listed is None else listed.owner
     if listed is not None and isinstance(owner, BucketMember):
         group = ListedGroup.of(owner.known)
@@ -370,7 +370,7 @@ def _files_in_log(
     return needed
 
 
-def _load_listed_member(store: Store) -> Revision | None:
+def _load_listed_member(store: Store, url: str, storage_options: Storage) -> Revision | None:
     """Return the state of a member of a group in an object store; None for any other frame."""
     if store.can.local:
         return None
@@ -380,7 +380,15 @@ def _load_listed_member(store: Store) -> Revision | None:
         raise
     except FileNotFoundError:
         return None
-    return snapshot if snapshot.owner.lists_revisions else None
+    if snapshot.owner.lists_revisions:
+        return snapshot
+    # If somebody has put an older frame in the place of a member, its group still needs the files of its revision.
+    place = group_of(url, storage_options)
+    if place is None or not place.name:
+        return None
+    group = ListedGroup(place.group, storage_options or {})
+    row = group.rows.get(place.name)
+    return None if row is None or not row.generation else group.load_current(row.path)
 
 
 def _clean_outside(group: GroupHome, seconds: float, dry_run: bool) -> Cleanup | None:

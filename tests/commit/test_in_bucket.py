@@ -671,26 +671,107 @@ def test_readers_of_members_that_note_no_group_see_all_of_its_commit_or_nothing(
 
 
 @LAYOUTS
-def test_an_outer_group_shows_what_an_inner_group_has_committed_and_not_published(
-    url: str, layout: Any, operations: Operations
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_outer_group_shows_what_an_inner_group_lists_although_older_frames_are_in_the_place(
+    url: str, layout: Any, operations: Operations, *, is_open: bool
 ) -> None:
     place = f"{url}/inside"
     made(place, layout, in_group=False, names="xyz")
+    group = open_group(url)
+    if is_open:  # it does not know yet that there is a group inside
+        assert [*group["inside"]] == ["x", "y", "z"]
     memory = fsspec.filesystem("memory")
     published = {path: memory.cat(path) for name in "xz" for path in memory.find(f"{place}/{name}.b2nd")}
     with open_group(place, "r+").transaction() as changes:
         for each in "xyz":
             changes[each][...] = 7
-    for path, content in published.items():  # as a writer that was killed after it had published y
+    for path, content in published.items():  # somebody puts older objects in the place of two members
         memory.pipe(path, content)
-    group = open_group(url)
-    before = group["inside/x"]  # nothing says yet that it has changed
-    for name in "yz":
-        with pytest.raises(ConflictError):
-            group[f"inside/{name}"]
-    assert before[0] == 0
-    group.refresh()
+    if is_open:
+        assert group["inside/x"][0] == 0  # nothing says yet that it has changed
+        for name in "yz":
+            with pytest.raises(ConflictError):
+                group[f"inside/{name}"]
+        group.refresh()
     assert {name: group[f"inside/{name}"][0] for name in "xyz"} == dict.fromkeys("xyz", 7.0)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("cleaned", ["", "/inside", "/inside/x.b2nd"])
+def test_vacuum_keeps_what_a_group_needs_although_older_frames_are_in_the_place(
+    url: str, layout: Any, cleaned: str, operations: Operations
+) -> None:
+    place = f"{url}/inside"
+    made(place, layout, in_group=False)
+    memory = fsspec.filesystem("memory")
+    published = {path: memory.cat(path) for path in memory.find(f"{place}/x.b2nd")}
+    with open_group(place, "r+").transaction() as changes:
+        changes["x"][...] = 7
+    for path, content in published.items():
+        memory.pipe(path, content)
+    b2array.vacuum(f"{url}{cleaned}", grace=0)
+    assert open_group(place)["x"][...].tolist() == [7.0] * 8
+    if layout == "sparse":  # the old chunks are gone
+        assert b2array.open(f"{place}/x.b2nd")[...].tolist() == [7.0] * 8
+
+
+@LAYOUTS
+def test_who_may_not_read_the_manifest_of_an_inner_group_reads_members_that_note_no_group(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    place = f"{url}/inside"
+    group = made(place, layout, in_group=False)
+    group["x"][0] = 7
+    outer, kind = open_group(url), type(open_store(url))
+    read = kind.gather
+
+    def gather(store: Any, names: Any, *rest: Any, **options: Any) -> Any:
+        if MANIFEST in str(names):
+            raise PermissionError("Access Denied")
+        return read(store, names, *rest, **options)
+
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kind, "gather", gather)
+            assert outer["inside/y"][3] == 3
+        outer.refresh()
+    assert outer["inside/x"][0] == 7
+
+
+@LAYOUTS
+def test_a_transaction_reads_members_that_are_later_than_a_manifest_that_was_put_back(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    group = made(url, layout, in_group=False)
+    group.attrs["k"] = 1
+    memory = fsspec.filesystem("memory")
+    earlier = memory.cat(f"{url}/{MANIFEST}")
+    with group.transaction() as changes:
+        changes["x"][0], changes["y"][0] = 7, 7
+    memory.pipe(f"{url}/{MANIFEST}", earlier)
+    with open_group(url, "r+").transaction() as changes:
+        assert changes["y"][0] == 7
+        changes["x"][1] = 8
+    assert open_group(url)["x"][:3].tolist() == [7, 8, 2]
+
+
+@LAYOUTS
+def test_an_outer_group_shows_what_other_software_has_put_in_place_of_a_deleted_member(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    place = f"{url}/inside"
+    group = made(place, layout, in_group=False)
+    with group.transaction() as changes:
+        del changes["y"]
+        changes["x"][...] = 7
+    memory = fsspec.filesystem("memory")
+    made(f"{url}/elsewhere", layout, in_group=False, names="y")
+    for path in memory.find(f"{url}/elsewhere"):
+        memory.pipe(path.replace("elsewhere", "inside"), memory.cat(path))
+    outer = open_group(url)
+    for _ in range(2):
+        assert (outer["inside/y"][3], outer["inside/x"][3]) == (3, 7)
+        outer.refresh()
 
 
 @LAYOUTS
