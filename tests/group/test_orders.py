@@ -145,6 +145,9 @@ class WriterByUrl(Writer):
 
     def __getitem__(self, name: str) -> Any:
         found = self.group[name] if name else self.group
+        if isinstance(found, Group) and not self.group._home.is_separate():
+            # Without a manifest around it, this would become a separate group, which a group in an object store omits.
+            return found
         again = open_group if isinstance(found, Group) else b2array.open
         return again(found.url, "r+", storage_options=open_options(self.group))
 
@@ -287,7 +290,11 @@ def look(group: Group) -> dict[str, Any]:
 
 
 def look_everywhere(url: str, options: dict[str, Any]) -> Shown:
-    group = open_group(url, storage_options=options)
+    try:
+        group = open_group(url, storage_options=options)
+    except FileNotFoundError:
+        # Arrays in a directory are a group without a manifest, until the last one is deleted.
+        group = open_group(url, "a", storage_options=options)
     names = [entry.name for entry in group.snapshots]
     return look(group), {name: look(open_group(url, at=name, storage_options=options)) for name in names}
 
@@ -418,8 +425,10 @@ def begin_fork(writer: Writer, step: Step) -> None:
 
 
 def model_begin_fork(model: Model, step: Step) -> None:
-    if step.place >= len(model.members[step.member].items):
+    member = model.members.get(step.member)
+    if member is not None and step.place >= len(member.items):
         raise Impossible(step)
+    # Others may delete the member: a fork that is not merged changes nothing.
     model.forks.append(lambda: model.write(step.member, step.place, step.value))
 
 
@@ -772,7 +781,7 @@ class Stage:
         self.commits: list[Commit] = []
 
     def open(self) -> Group:
-        return open_group(self.url, "r+", storage_options=self.options)
+        return open_group(self.url, "a", storage_options=self.options)
 
     def prepare(self, story: Story) -> Model:
         """Make the first members."""
