@@ -663,13 +663,25 @@ def sealing(forks: Iterable[Sealable]) -> Iterator[None]:
     A change that another thread makes through a fork from now on would come too late for the merge. Raises the errors
     of `Sealable.seal`.
     """
-    sealed = []
+    sealed = [*dict.fromkeys(forks)]
+    seal_all(sealed)
     try:
-        for each in dict.fromkeys(forks):
-            each.seal()
-            sealed.append(each)
         yield
     except BaseException:
+        for each in sealed:
+            each.unseal()
+        raise
+
+
+def seal_all(forks: Iterable[Sealable]) -> None:
+    """Seal forks, or none of them. Raises the errors of `Sealable.seal`."""
+    sealed = []
+    try:
+        for each in forks:
+            each.seal()
+            sealed.append(each)
+    except BaseException:
+        # Not the others: another thread may have sealed them.
         for each in sealed:
             each.unseal()
         raise

@@ -25,7 +25,7 @@ from b2array.codec.chunk_header import Special
 from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
 from b2array.commit.fork_point import ForkPoint, Roster
-from b2array.commit.forks import Fork, check_related, make_fork_point, prepare_merge, sealing, take_over
+from b2array.commit.forks import Fork, check_related, make_fork_point, prepare_merge, seal_all, sealing, take_over
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError, make_ended_error
 from b2array.frame.fetch import read_chunks
@@ -237,7 +237,9 @@ def _fit_changes(
     for path, of_forks in sorted(written.items()):
         if path not in paths:
             raise ConflictError(f"{changes.url}: {path} was deleted since the fork, or made since this one")
-        locks.enter_context(changes.open_unnoted(path, "r+").mutex.held)
+        handle = changes.open_unnoted(path, "r+")
+        locks.enter_context(handle.mutex.held)
+        handle.require_unsealed()  # if this is a fork, another thread may be merging it
         draft = open_draft(changes, path)
         check_related(draft, of_forks)
         joined = join_changes(of_forks, f"{changes.url}/{path}")
@@ -471,8 +473,11 @@ class GroupFork(Changes):
             self.require_open()
             self._phase = "sealed"
         # Without the mutexes, which a thread may want that writes to one of the members.
-        for fork in self._opened.values():
-            fork.seal()
+        try:
+            seal_all(self._opened.values())
+        except BaseException:
+            self._phase = "open"
+            raise
 
     def unseal(self) -> None:
         """Take changes again."""

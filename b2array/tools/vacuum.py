@@ -387,7 +387,7 @@ def _load_listed_member(store: Store, url: str, storage_options: Storage) -> Rev
     if place is None or not place.name:
         return None
     group = ListedGroup(place.group, storage_options or {})
-    row = group.rows.get(place.name)
+    row = (group.load_manifest().rows or {}).get(place.name)
     return None if row is None or not row.generation else group.load_current(row.path)
 
 

@@ -715,6 +715,14 @@ def test_vacuum_keeps_what_a_group_needs_although_older_frames_are_in_the_place(
         assert b2array.open(f"{place}/x.b2nd")[...].tolist() == [7.0] * 8
 
 
+def test_vacuum_cleans_an_array_beside_an_embedding_frame_that_cannot_be_read(url: str, operations: Operations) -> None:
+    a = b2array.asarray(np.zeros(8), url=f"{url}/x.b2nd", chunks=(2,), layout="sparse")
+    a[...] = 7
+    fsspec.filesystem("memory").pipe(f"{url}/embed.b2e", b"of other software")
+    assert len(b2array.vacuum(a.url, grace=0).removed) >= 4
+    assert b2array.open(a.url)[...].tolist() == [7.0] * 8
+
+
 @LAYOUTS
 def test_who_may_not_read_the_manifest_of_an_inner_group_reads_members_that_note_no_group(
     url: str, layout: Any, operations: Operations

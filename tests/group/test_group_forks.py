@@ -627,3 +627,54 @@ def test_a_fork_is_pickled_while_a_thread_makes_members_through_it(group: b2arra
         made_all.result()
         changes.merge(sent(fork))
     assert sorted(name for name in again(group) if name[0] == "n") == sorted(f"n{n}" for n in range(40))
+
+
+@pytest.mark.filterwarnings("ignore:.*forks were never merged")
+def test_a_fork_is_used_after_a_merge_that_failed(group: b2array.Group) -> None:
+    with group.transaction() as changes:
+        fork = changes.fork()
+        fork["level"][0] = fork["air/speed"][0] = 5
+        changes["level"].merge(fork["level"])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="this fork was merged"):
+                changes.merge(fork)
+        fork["air/speed"][1] = 6
+        changes["air/speed"].merge(fork["air/speed"])
+    assert rows(again(group)["level"])[:2] == [5, 0]
+    assert rows(again(group)["air/speed"])[:2] == [5, 6]
+
+
+@pytest.mark.filterwarnings("ignore:.*forks were never merged")
+def test_a_merge_into_a_fork_that_another_thread_merges_is_part_of_that_merge_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations, moment, refused = Operations(), 0, 0
+    operations.listen(type(open_store(tmp_path)), monkeypatch)
+    while True:
+        group = made(tmp_path / f"{moment}.b2d", "sparse")
+        with group.transaction() as changes:
+            one, two = changes.fork(), changes.fork()
+            one["level"][0], two["level"][1] = 5, 6
+            errors: list[Exception] = []
+
+            def act(one: Any = one, two: Any = two, errors: list[Exception] = errors) -> None:
+                try:
+                    one.merge(two)
+                except (ValueError, ConflictError) as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=act)
+
+            def act_there(thread: threading.Thread = thread) -> None:
+                thread.start()
+                thread.join(0.02)
+
+            is_met = operations.meets(moment, partial(changes["level"].merge, one["level"]), act_there)
+            if is_met:
+                thread.join()
+        if not is_met:
+            break
+        assert rows(again(group)["level"])[:2] == [5, 0 if errors else 6]
+        moment += 1
+        refused += bool(errors)
+    assert refused > 0
