@@ -13,7 +13,7 @@ import itertools
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,9 +31,11 @@ from operations import compare
 
 import b2array
 from b2array import Group, config, open_group
+from b2array.catalog.manifest import MANIFEST
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.group.ragged import Rows
 from b2array.store import base
+from b2array.store.base import Head
 from b2array.store.open import open_store
 
 # A transaction may end before it merges its forks.
@@ -145,7 +147,8 @@ class WriterByUrl(Writer):
 
     def __getitem__(self, name: str) -> Any:
         found = self.group[name] if name else self.group
-        if isinstance(found, Group) and not self.group._home.is_separate():
+        (head,) = self.group._home.store.head([MANIFEST], 1)
+        if isinstance(found, Group) and not isinstance(head, Head):
             # Without a manifest around it, this would become a separate group, which a group in an object store omits.
             return found
         again = open_group if isinstance(found, Group) else b2array.open
@@ -575,11 +578,12 @@ VERBS = {
         ways=TRANSACTION,
     ),
     "read_unit_of_group": Verb(
-        lambda writer, step: writer[step.group].attrs.get("unit"),
+        lambda writer, step: writer[step.group].attrs["unit"],
         lambda model, step: model.unit_of(step.group),
         "group",
         "group",
         ways=TRANSACTION,
+        refused=(KeyError,),  # what a transaction finds missing does not count
     ),
     "set_unit_of_group": Verb(
         lambda writer, step: writer[step.group].attrs.update(unit=step.value),
@@ -938,13 +942,26 @@ def history(states: Sequence[Model], commits: Sequence[Commit], done: Sequence[C
 # Drawing a story.
 
 
+WHOLE = {"delete_group", "move_group", "copy_group"}
+"""Verbs for a group with all that is in it."""
+MAKES = WHOLE | {
+    *("create", "move", "copy", "restore", "require_group", "require_array", "make_in_fork", "make_rows"),
+    *("append_rows", "set_unit_of_group", "set_unit_of_all"),
+}
+"""Verbs that may make a member, or the first attributes of a group."""
+
+
+def verbs_of(steps: Iterable[Step]) -> set[str]:
+    return {step.verb for step in steps}
+
+
 class Author:
     """Draws a story. It uses only some members and verbs, so that what needs several of them comes about often."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.members = chance.sample(MEMBERS, chance.randint(2, 4))
-        self.verbs = {way: self.some(way) for way in EVERY}
+        self.verbs = {way: self.some(way) for way in sorted(EVERY)}
 
     def some(self, way: str) -> list[str]:
         """Choose verbs for writers of a way."""
@@ -973,8 +990,12 @@ class Author:
 
     def round(self) -> Round:
         steps = tuple(self.step() for _ in range(self.chance.randint(1, 6)))
-        others = tuple(self.turn(len(steps)) for _ in range(self.chance.randrange(4)))
-        return Round(steps, others, is_behind=self.chance.random() < 0.5)
+        others = [self.turn(len(steps)) for _ in range(self.chance.randrange(4))]
+        # A writer deletes or moves a group as the handle shows it: what others have made in it since stays where it is.
+        others = [turn for turn in others if turn.way == "handle" or not verbs_of(turn.steps) & WHOLE]
+        if verbs_of(steps) & WHOLE:
+            others = [turn for turn in others if not verbs_of(turn.steps) & MAKES]
+        return Round(steps, tuple(others), is_behind=self.chance.random() < 0.5)
 
     def story(self) -> Story:
         there = [name for name in self.members if self.chance.random() < 0.8]

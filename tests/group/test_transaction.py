@@ -287,6 +287,17 @@ def test_a_member_that_another_thread_has_just_deleted_is_missing(url: str, monk
     assert {*open_group(url)} == {"x", "y"}
 
 
+def test_another_writer_may_make_what_a_transaction_has_found_missing(url: str) -> None:
+    with open_group(url, "r+").transaction() as changes:
+        assert "n" not in changes
+        assert changes.attrs.get("unit") is None
+        other = open_group(url, "r+")
+        other["n"], other.attrs["unit"] = [5], "s"
+        changes["x"][0] = 9
+    found = open_group(url)
+    assert (found["x"][0], found["n"][0], found.attrs["unit"]) == (9, 5, "s")
+
+
 def test_a_transaction_does_not_show_what_its_handle_commits_meanwhile(url: str) -> None:
     group = open_group(url, "r+")
     with group.transaction() as changes:
