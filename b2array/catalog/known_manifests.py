@@ -240,17 +240,22 @@ class InnerManifests:
         The member notes no group: somebody may have put an older frame in its place. None: the home shows what is
         published, also if the user may not read the manifest. Raises the other errors of `read`.
         """
-        for is_noted in (False, True):
-            if is_noted:
-                # Then look again: another thread may have shown a group just before this.
-                self._published.add(member.url)
-            for group, path in self._places_of(member.url):
-                # A reader who may not read the manifest shows what is published.
-                with suppress(PermissionError):
-                    known, manifest = self.read(group, cached=cached)
-                    row = _committed_row(manifest, path)
-                    if row is not None or path in manifest.gone:
-                        return known, row
+        found = self._look_around(member, cached=cached)
+        if found is None:
+            self._published.add(member.url)
+            # Another thread may have shown a group just before this.
+            found = self._look_around(member, cached=cached)
+        return found
+
+    def _look_around(self, member: Store, *, cached: bool) -> tuple[KnownManifest, Row | None] | None:
+        """Do what `find_around` does, without noting that the member is shown as published."""
+        for group, path in self._places_of(member.url):
+            # A reader who may not read the manifest shows what is published.
+            with suppress(PermissionError):
+                known, manifest = self.read(group, cached=cached)
+                row = _committed_row(manifest, path)
+                if row is not None or path in manifest.gone:
+                    return known, row
         return None
 
     def _places_of(self, url: str) -> Iterator[tuple[Store, str]]:
