@@ -35,6 +35,12 @@ def in_a_child(task: Callable[[], object]) -> None:
     os.waitpid(pid, 0)
 
 
+def begin_there(thread: threading.Thread) -> None:
+    """Start a thread, and give it a moment: it may wait for the end of what it meets."""
+    thread.start()
+    thread.join(0.02)
+
+
 class Operations(threading.local):
     """The operations of stores in the order in which they come; one of them can be met by something.
 

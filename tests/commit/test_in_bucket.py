@@ -685,8 +685,7 @@ def test_an_outer_group_shows_what_an_inner_group_lists_although_older_frames_ar
     with open_group(place, "r+").transaction() as changes:
         for each in "xyz":
             changes[each][...] = 7
-    for path, content in published.items():  # somebody puts older objects in the place of two members
-        memory.pipe(path, content)
+    memory.pipe(published)  # somebody puts older objects in the place of two members
     if is_open:
         assert group["inside/x"][0] == 0  # nothing says yet that it has changed
         for name in "yz":
@@ -707,8 +706,7 @@ def test_vacuum_keeps_what_a_group_needs_although_older_frames_are_in_the_place(
     published = {path: memory.cat(path) for path in memory.find(f"{place}/x.b2nd")}
     with open_group(place, "r+").transaction() as changes:
         changes["x"][...] = 7
-    for path, content in published.items():
-        memory.pipe(path, content)
+    memory.pipe(published)
     b2array.vacuum(f"{url}{cleaned}", grace=0)
     assert open_group(place)["x"][...].tolist() == [7.0] * 8
     if layout == "sparse":  # the old chunks are gone

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import clouds
 import numpy as np
 import pytest
-from operations import Operations
+from operations import Operations, begin_there
 from writers import change_group
 
 import b2array
@@ -559,11 +559,7 @@ def test_a_change_through_a_fork_during_its_merge_is_part_of_it_or_refused(
 
             thread = threading.Thread(target=act)
 
-            def act_there(thread: threading.Thread = thread) -> None:
-                thread.start()
-                thread.join(0.02)  # it may wait for the end of the merge
-
-            is_met = operations.meets(moment, partial(owner.merge, *forks), act_there)
+            is_met = operations.meets(moment, partial(owner.merge, *forks), partial(begin_there, thread))
             if is_met:
                 thread.join()
         if not is_met:
@@ -665,11 +661,8 @@ def test_a_merge_into_a_fork_that_another_thread_merges_is_part_of_that_merge_or
 
             thread = threading.Thread(target=act)
 
-            def act_there(thread: threading.Thread = thread) -> None:
-                thread.start()
-                thread.join(0.02)
-
-            is_met = operations.meets(moment, partial(changes["level"].merge, one["level"]), act_there)
+            into_array = partial(changes["level"].merge, one["level"])
+            is_met = operations.meets(moment, into_array, partial(begin_there, thread))
             if is_met:
                 thread.join()
         if not is_met:

@@ -17,7 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from operations import Operations
+from operations import Operations, begin_there
 
 from b2array import Group, NDArray, Rows, open_group
 from b2array.errors import ConflictError
@@ -188,17 +188,13 @@ def test_a_change_of_several_steps_during_the_commit_is_part_of_it_as_a_whole_or
         errors: list[Exception] = []
         commit = threading.Thread(target=partial(block.__exit__, None, None, None))
 
-        def commit_there(commit: threading.Thread = commit) -> None:
-            commit.start()
-            commit.join(0.02)  # it may wait for the end of the change
-
         def act(changes: Group = changes, errors: list[Exception] = errors) -> None:
             try:
                 change(changes)
             except ConflictError as error:
                 errors.append(error)
 
-        is_met = operations.meets(moment, act, commit_there)
+        is_met = operations.meets(moment, act, partial(begin_there, commit))
         if not is_met:
             commit.start()
         commit.join()
@@ -236,11 +232,8 @@ def test_a_snapshot_has_all_that_another_thread_has_done_before_its_commit(
 
         thread = threading.Thread(target=act)
 
-        def act_there(thread: threading.Thread = thread) -> None:
-            thread.start()
-            thread.join(0.02)
-
-        is_met = operations.meets(moment, partial(block.__exit__, None, None, None), act_there)
+        end = partial(block.__exit__, None, None, None)
+        is_met = operations.meets(moment, end, partial(begin_there, thread))
         if not is_met:
             break
         thread.join()
@@ -259,12 +252,8 @@ def test_two_threads_set_the_first_attributes_of_a_group(url: str, monkeypatch: 
         group = open_group(f"{url}-{moment}.b2d", "w")
         with group.transaction() as changes:
             other = threading.Thread(target=changes.attrs.update, args=({"b": 2},))
-
-            def act_there(other: threading.Thread = other) -> None:
-                other.start()
-                other.join(0.02)  # it may wait for the first thread
-
-            is_met = operations.meets(moment, partial(changes.attrs.update, {"a": 1}), act_there)
+            update = partial(changes.attrs.update, {"a": 1})
+            is_met = operations.meets(moment, update, partial(begin_there, other))
             if is_met:
                 other.join()
         if not is_met:
@@ -274,7 +263,7 @@ def test_two_threads_set_the_first_attributes_of_a_group(url: str, monkeypatch: 
     assert moment > 0
 
 
-def test_a_member_that_another_thread_has_just_deleted_is_missing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_another_thread_has_just_deleted_is_missing(url: str) -> None:
     with open_group(url, "r+").transaction() as changes:
         changes["n"] = [1]
         with ThreadPoolExecutor(1) as pool:
